@@ -1,0 +1,150 @@
+// The only file that includes CLI11: it takes ten seconds to compile.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/fault_point.hpp"
+#include "cli/cli.hpp"
+
+namespace semel::cli {
+
+namespace {
+
+constexpr const char* about = R"(Semel puts an idempotency gateway in front of paid AI APIs: one user operation, one paid call.
+
+Start here:
+  semel mock-upstream --port 9999             a pretended AI API that counts paid calls
+  semel serve --config examples/quickstart.yaml
+  curl -i http://127.0.0.1:8787/v1/chat/completions -H 'Content-Type: application/json' \
+       -H 'Idempotency-Key: click-1' \
+       -d '{"model": "mock", "messages": [{"role": "user", "content": "hello"}]}'
+Send the same line again: same answer, marked X-Idempotent-Replayed: true, and no second call.)";
+
+constexpr const char* serve_examples = R"(
+Examples:
+  semel serve --config semel.yaml             runs until SIGTERM or SIGINT, which let running calls end first
+  semel serve --config semel.yaml --check     reads and checks the file, touches nothing else
+  semel serve --config semel.yaml --accept-clock
+                                              moves the store's clock to the machine's once, after a wrong clock was put right
+A second signal ends it at once: calls that run are then taken over at the next start.)";
+
+constexpr const char* record_examples = R"(
+Examples:
+  semel record list --status unknown          what waits for a decision
+  semel record get jT4…                       one record, by its response header Semel-Intent
+  semel record get --client web --id click-1  the same by its client's name for it
+  semel record get jT4… --body                the recorded answer's bytes
+  semel record resolve jT4… --as failed --reason 'provider shows no call'
+  semel record resolve jT4… --as completed --file answer.json
+  semel record resolve jT4… --as rerun --dry-run
+They ask the running server on its admin address. If none runs and --config names an embedded store, they open its directory.)";
+
+constexpr const char* doctor_examples = R"(
+Examples:
+  semel doctor --config semel.yaml            says in plain words what is guaranteed, and what is wrong
+  semel doctor --config semel.yaml --json
+It makes no paid call: of an upstream it tries the connection only.)";
+
+constexpr const char* footer = R"(
+Exit codes: 0 done, 1 tried and failed, 2 wrong command line or configuration, 3 no such record.
+SEMEL_FAULT_POINTS (kills the process at named points) is for tests only.)";
+
+void add_name_of_record(CLI::App* command, RecordOptions& options) {
+    command->add_option("intent", options.intent, "Semel-Intent of the record: 43 characters");
+    command->add_option("--id", options.id, "Idempotency-Key or request id, instead of the intent");
+    command->add_option("--operation", options.operation, "route of the intent; chat for /api/chat")->capture_default_str();
+    command->add_option("--client", options.client, "name under clients: whose intent it is");
+    command->add_option("--credential-env", options.credential_env,
+                        "without clients: the environment variable that holds the caller's credential");
+    command->add_option("--user", options.user, "X-User-Id (/api/chat)");
+    command->add_option("--session", options.session, "sessionId (/api/chat)");
+}
+
+void add_server(CLI::App* command, RecordOptions& options) {
+    command->add_option("--config", options.config, "the server's configuration file");
+    command->add_option("--admin", options.admin, "admin address host:port, instead of --config (default 127.0.0.1:8788)");
+    command->add_flag("--json", options.json, "the admin API's JSON, unchanged");
+}
+
+}  // namespace
+
+int run(int argc, char** argv, const Leaves& leaves) {
+    (void)std::signal(SIGPIPE, SIG_IGN);
+    if (const char* points = std::getenv("SEMEL_FAULT_POINTS"); points != nullptr) {
+        std::string problem;
+        if (!base::arm_fault_points(points, problem)) {
+            std::fprintf(stderr, "semel: SEMEL_FAULT_POINTS: %s\n", problem.c_str());
+            return exit_usage;
+        }
+    }
+
+    CLI::App app{about, "semel"};
+    app.set_version_flag("--version", std::string("semel ") + SEMEL_VERSION);
+    app.footer(footer);
+    app.require_subcommand(1);
+    int code = exit_ok;
+
+    ServeOptions serve_options;
+    CLI::App* serve_command = app.add_subcommand("serve", "Run the gateway");
+    serve_command->footer(serve_examples);
+    serve_command->add_option("--config", serve_options.config, "YAML file; docs/reference/config.md names every key")->required();
+    serve_command->add_flag("--check", serve_options.check, "read and check the configuration, then exit");
+    serve_command->add_flag("--accept-clock", serve_options.accept_clock, "move the store's clock to the machine's once");
+    serve_command->add_flag("--json", serve_options.json, "with --check: the result as JSON");
+    serve_command->callback([&] { code = serve(serve_options, leaves); });
+
+    RecordOptions record_options;
+    CLI::App* record = app.add_subcommand("record", "Look at records, and decide those whose outcome is unknown");
+    record->require_subcommand(1);
+    record->footer(record_examples);
+    CLI::App* get = record->add_subcommand("get", "Show one record");
+    add_name_of_record(get, record_options);
+    add_server(get, record_options);
+    get->add_flag("--body", record_options.body, "the recorded answer's bytes on stdout instead");
+    get->callback([&] { code = record_get(record_options, leaves); });
+    CLI::App* list = record->add_subcommand("list", "List records");
+    add_server(list, record_options);
+    list->add_option("--status", record_options.status, "processing, completed, failed, unknown or dead");
+    list->add_option("--limit", record_options.limit, "records of this page")->check(CLI::Range(1, 1000))->capture_default_str();
+    list->add_option("--cursor", record_options.cursor, "where the page before said that the next one begins");
+    list->callback([&] { code = record_list(record_options, leaves); });
+    CLI::App* resolve = record->add_subcommand("resolve", "Decide a record that is UNKNOWN or DEAD");
+    add_name_of_record(resolve, record_options);
+    add_server(resolve, record_options);
+    resolve
+        ->add_option("--as", record_options.decision,
+                     "completed (with --file), failed (the client may submit again), rerun (the next request pays again)")
+        ->required()
+        ->check(CLI::IsMember({"completed", "failed", "rerun"}));
+    resolve->add_option("--file", record_options.file, "the answer to replay from now on: JSON, or a stream's events");
+    resolve->add_option("--content-type", record_options.content_type,
+                        "of the file; found out from its first bytes if not given");
+    resolve->add_option("--reason", record_options.reason, "kept in the record");
+    resolve->add_option("--token", record_options.token, "refuse if the record's token is another by now");
+    resolve->add_flag("--dry-run", record_options.dry_run, "check everything, change nothing");
+    resolve->callback([&] { code = record_resolve(record_options, leaves); });
+
+    DoctorOptions doctor_options;
+    CLI::App* doctor_command = app.add_subcommand("doctor", "Say what a configuration guarantees and what is wrong with it");
+    doctor_command->footer(doctor_examples);
+    doctor_command->add_option("--config", doctor_options.config, "YAML file")->required();
+    doctor_command->add_flag("--json", doctor_options.json, "as JSON");
+    doctor_command->callback([&] { code = doctor(doctor_options, leaves); });
+
+    CLI::App* mock = app.add_subcommand("mock-upstream", "A pretended AI API that counts paid calls; for trying out and tests");
+    mock->footer(leaves.mock_upstream_help);
+    mock->prefix_command();  // its options are its own
+    mock->set_help_flag();
+    mock->callback([&] { code = leaves.mock_upstream(mock->remaining()); });
+
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        // CLI11 prints help and version to stdout, complaints to stderr.
+        return app.exit(error) == 0 ? exit_ok : exit_usage;
+    }
+    return code;
+}
+
+}  // namespace semel::cli

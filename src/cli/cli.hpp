@@ -1,0 +1,90 @@
+// The command line: one file per subcommand. Data goes to stdout, everything else to stderr.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "config/config.hpp"
+#include "core/store.hpp"
+
+namespace semel::cli {
+
+/// Exit codes, the same for every subcommand (docs/reference/cli.md).
+enum ExitCode : int {
+    exit_ok = 0,
+    exit_failed = 1,     ///< It was tried and did not work; doctor: something is wrong.
+    exit_usage = 2,      ///< The command line or the configuration is wrong; nothing was tried.
+    exit_not_found = 3,  ///< record: there is no such record.
+};
+
+/// An open store and what opening it found, in sentences that somebody should read.
+struct OpenedStore {
+    std::unique_ptr<core::Store> store;
+    std::vector<std::string> notices;
+    std::int64_t wall_ahead_us = 0;  ///< The wall clock against the store's; 0 where a store has no clock of its own.
+    bool clock_kept = false;         ///< The wall clock was not believed.
+};
+
+/// What only the program itself knows: the leaves it was linked with.
+struct Leaves {
+    /// Opens the configured store, or makes it. Errors name the path and what to do.
+    std::function<base::Result<OpenedStore>(const config::Config&, bool accept_clock)> open_store;
+    /// `semel mock-upstream` with the rest of its command line. An exit code.
+    std::function<int(const std::vector<std::string>&)> mock_upstream;
+    std::string mock_upstream_help;
+};
+
+/// Reads the command line and runs the subcommand. Call once, before any thread exists. An exit code.
+int run(int argc, char** argv, const Leaves& leaves);
+
+// ---------------------------------------------------------------- subcommands, as arguments.cpp calls them
+
+struct ServeOptions {
+    std::string config;
+    bool check = false;
+    bool accept_clock = false;
+    bool json = false;
+};
+int serve(const ServeOptions& options, const Leaves& leaves);
+
+struct RecordOptions {
+    std::string config;  ///< Names the admin address, and the directory where no server runs. May be empty.
+    std::string admin;   ///< host:port instead of the config's. May be empty.
+    bool json = false;
+
+    std::string intent;  ///< Semel-Intent; or, if empty, the name below.
+    std::string operation = "/v1/chat/completions";
+    std::string client;
+    std::string credential_env;
+    std::string id;
+    std::string user;
+    std::string session;
+
+    bool body = false;  ///< get
+
+    std::string status;  ///< list
+    unsigned limit = 100;
+    std::string cursor;
+
+    std::string decision;  ///< resolve
+    std::string file;
+    std::string content_type;
+    std::string reason;
+    std::uint64_t token = 0;  ///< 0: the one the record has now.
+    bool dry_run = false;
+};
+int record_get(const RecordOptions& options, const Leaves& leaves);
+int record_list(const RecordOptions& options, const Leaves& leaves);
+int record_resolve(const RecordOptions& options, const Leaves& leaves);
+
+struct DoctorOptions {
+    std::string config;
+    bool json = false;
+};
+int doctor(const DoctorOptions& options, const Leaves& leaves);
+
+}  // namespace semel::cli

@@ -1,0 +1,172 @@
+// semel doctor: what a configuration guarantees, and what is wrong with it on this machine.
+#include <boost/json.hpp>
+#include <cstdio>
+#include <filesystem>
+
+#include "cli/cli.hpp"
+#include "cli/guarantees.hpp"
+#include "cli/http_call.hpp"
+#include "cli/sockets.hpp"
+
+namespace semel::cli {
+
+namespace {
+
+namespace json = boost::json;
+
+/// Fewer open files than this run out under a few thousand streams (each takes two).
+constexpr std::uint64_t open_files_wanted = 16 * 1024;
+
+enum class Grade { good, note, bad };
+
+struct Finding {
+    Grade grade = Grade::good;
+    std::string about;
+    std::string text;
+};
+
+class Findings {
+  public:
+    void add(Grade grade, std::string about, std::string text) {
+        all_.push_back({grade, std::move(about), std::move(text)});
+    }
+    [[nodiscard]] bool any_bad() const {
+        for (const Finding& one : all_) {
+            if (one.grade == Grade::bad) return true;
+        }
+        return false;
+    }
+    void print(bool as_json) const {
+        json::array list;
+        for (const Finding& one : all_) {
+            const char* grade = one.grade == Grade::good ? "ok" : one.grade == Grade::note ? "note" : "wrong";
+            if (as_json) {
+                list.push_back(json::object{{"grade", grade}, {"about", one.about}, {"text", one.text}});
+            } else {
+                std::printf("%-5s  %-10s  %s\n", grade, one.about.c_str(), one.text.c_str());
+            }
+        }
+        if (as_json) std::printf("%s\n", json::serialize(json::object{{"ok", !any_bad()}, {"findings", list}}).c_str());
+    }
+
+  private:
+    std::vector<Finding> all_;
+};
+
+/// True if a semel answers on the configured admin address: then its ports and its directory are in use rightly.
+bool server_runs(const config::Config& config) {
+    return http_call("http://" + authority(config.admin), "GET", "/healthz", {}).has_value();
+}
+
+void look_at_ports(const config::Config& config, bool running, Findings& findings) {
+    if (running) {
+        findings.add(Grade::good, "ports", "a server runs and answers on " + authority(config.admin));
+        return;
+    }
+    for (const config::Address* address : {&config.listen, &config.admin}) {
+        const auto free = can_listen(*address);
+        if (free) {
+            findings.add(Grade::good, "ports", authority(*address) + " is free");
+        } else {
+            findings.add(Grade::bad, "ports", free.error().detail);
+        }
+    }
+}
+
+void look_at_store(const config::Config& config, bool running, const Leaves& leaves, Findings& findings) {
+    const bool survives = config.store.kind != config::StoreKind::memory;
+    findings.add(survives ? Grade::good : Grade::note, "store", durability_in_words(config.store));
+    const bool spool_is_apart = !config.spool_path.empty() && spool_in_words(config).find("own disk") == std::string::npos;
+    findings.add(spool_is_apart ? Grade::good : Grade::note, "spool", spool_in_words(config));
+    if (!survives) return;
+    const std::string& path = config.store.path;
+    if (running) {
+        findings.add(Grade::good, "store", path + " is in use by the running server; its state is on /readyz");
+        return;
+    }
+    std::error_code failed;
+    if (!std::filesystem::exists(path, failed)) {
+        findings.add(Grade::good, "store", path + " does not exist yet; `serve` makes it");
+        return;
+    }
+    auto opened = leaves.open_store(config, false);
+    if (!opened) {
+        findings.add(Grade::bad, "store", opened.error().detail);
+        return;
+    }
+    findings.add(Grade::good, "store", path + " can be opened");
+    for (const std::string& notice : opened->notices) findings.add(Grade::note, "store", notice);
+    if (opened->clock_kept) {
+        findings.add(Grade::bad, "clock",
+                     "the machine's clock and the store's differ by " + std::to_string(opened->wall_ahead_us / 1'000'000) +
+                         " s and the store goes on with its own; if the machine's is right, run `semel serve --accept-clock` once");
+    }
+    const auto space = std::filesystem::space(path, failed);
+    if (!failed && space.available < (256ull << 20)) {
+        findings.add(Grade::bad, "store", path + ": less than 256 MiB are free; nothing new can be claimed when the disk is full");
+    }
+    opened->store->stop();
+}
+
+void look_at_callers(const config::Config& config, Findings& findings) {
+    bool keeps_key = false;
+    for (const auto& upstream : config.upstreams) keeps_key = keeps_key || upstream.has_api_key;
+    if (!config.clients.empty()) {
+        std::string names;
+        for (const auto& client : config.clients) names += (names.empty() ? "" : ", ") + client.name;
+        findings.add(Grade::good, "clients", "these may call, each its own tenant: " + names);
+    } else if (keeps_key) {
+        findings.add(Grade::note, "clients",
+                     "no clients: are named and an upstream's key is kept here: whoever reaches " + authority(config.listen) +
+                         " on this machine spends it");
+    } else {
+        findings.add(Grade::good, "clients", "no clients: are named: each caller's own credential is its tenant and goes upstream");
+    }
+    if (config.allow_anonymous) {
+        findings.add(Grade::note, "clients", "allow_anonymous: callers without a credential share one tenant and each other's answers");
+    }
+    if (!config.admin.loopback()) {
+        findings.add(Grade::note, "admin", authority(config.admin) + " is no loopback address: health and metrics answer there, "
+                                                                    "the admin API refuses");
+    }
+}
+
+void look_at_upstreams(const config::Config& config, Findings& findings) {
+    if (config.upstreams.empty()) findings.add(Grade::bad, "upstream", "no upstreams: are configured; every call is answered 404");
+    for (const auto& upstream : config.upstreams) {
+        const std::string who = upstream.name + " (" + upstream.base_url + ")";
+        const auto connected = can_connect(upstream.base_url, upstream.ca_file);
+        if (connected) {
+            findings.add(Grade::good, "upstream", who + " can be reached; no paid call was made");
+        } else {
+            findings.add(Grade::bad, "upstream", who + " cannot be reached: " + connected.error().detail);
+        }
+    }
+}
+
+}  // namespace
+
+int doctor(const DoctorOptions& options, const Leaves& leaves) {
+    const auto config = config::load(options.config);
+    if (!config) {
+        std::fprintf(stderr, "semel doctor: %s\n", config.error().detail.c_str());
+        return exit_usage;
+    }
+    Findings findings;
+    findings.add(Grade::good, "config", options.config + " is valid");
+    for (const std::string& warning : config->warnings) findings.add(Grade::note, "config", warning);
+    const bool running = server_runs(*config);
+    look_at_store(*config, running, leaves, findings);
+    for (const auto& [route, rules] : config->routes) findings.add(Grade::good, "paid once", paid_once_in_words(route, rules));
+    look_at_ports(*config, running, findings);
+    look_at_callers(*config, findings);
+    look_at_upstreams(*config, findings);
+    const std::uint64_t files = raise_open_files_limit();
+    findings.add(files >= open_files_wanted ? Grade::good : Grade::note, "files",
+                 "at most " + std::to_string(files) + " open files" +
+                     (files >= open_files_wanted ? "" : ": raise it (LimitNOFILE=, ulimit -n) for many streams"));
+    findings.print(options.json);
+    return findings.any_bad() ? exit_failed : exit_ok;
+}
+
+}  // namespace semel::cli

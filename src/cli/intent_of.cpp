@@ -1,0 +1,59 @@
+#include "cli/intent_of.hpp"
+
+#include <future>
+#include <memory>
+
+#include "gateway/identity.hpp"
+
+namespace semel::cli {
+
+namespace {
+constexpr std::size_t secret_bytes = 32;
+constexpr std::chrono::seconds store_patience{30};
+}  // namespace
+
+base::Result<std::string> secret_of(const config::Config& config, core::Store& store) {
+    if (!config.engine.secret.empty()) return config.engine.secret;
+    auto answered = std::make_shared<std::promise<core::BatchResults>>();
+    auto answer = answered->get_future();
+    std::vector<core::Item> items;
+    items.push_back({core::StoredKey{}, core::ClaimValue{.name = "secret", .value_if_absent = base::random_bytes(secret_bytes)}});
+    store.submit(std::move(items), [answered](core::BatchResults results) { answered->set_value(std::move(results)); });
+    if (answer.wait_for(store_patience) != std::future_status::ready) {
+        return base::Error{.code = base::ErrorCode::store_unavailable, .detail = "the store did not answer within 30 s"};
+    }
+    core::BatchResults results = answer.get();
+    SEMEL_ASSERT(results.size() == 1, "a store gives one result per item");
+    if (!results.front()) return results.front().error();
+    const auto* value = std::get_if<core::Value>(&results.front()->outcome);
+    SEMEL_ASSERT(value != nullptr, "ClaimValue is answered by a Value");
+    return value->value;
+}
+
+admin::IntentOf intent_of(const config::Config& config, const std::string& secret) {
+    const auto hmac = std::make_shared<base::Hmac>(secret);
+    const bool has_clients = !config.clients.empty();
+    return [hmac, has_clients](const admin::IntentName& name) -> std::optional<core::StoredKey> {
+        for (const std::string* part : {&name.client, &name.operation, &name.user, &name.session, &name.id}) {
+            if (part->size() > core::key_part_max_bytes) return std::nullopt;
+        }
+        std::string tenant;
+        if (!name.client.empty()) {
+            tenant = gateway::tenant_of_client(name.client);
+        } else if (!name.credential.empty()) {
+            tenant = gateway::tenant_of_credential(*hmac, name.credential);
+        } else if (!has_clients) {
+            tenant = gateway::anonymous_tenant;
+        } else {
+            return std::nullopt;
+        }
+        if (tenant.size() > core::key_part_max_bytes) return std::nullopt;
+        return gateway::stored_key(*hmac, {.tenant = tenant,
+                                           .operation = name.operation,
+                                           .user = name.user,
+                                           .session = name.session,
+                                           .id = name.id});
+    };
+}
+
+}  // namespace semel::cli

@@ -1,0 +1,18 @@
+// The deployment's secret, and from an intent's name to the key under which it is stored.
+#pragma once
+
+#include <string>
+
+#include "admin/records.hpp"
+#include "base/result.hpp"
+#include "config/config.hpp"
+
+namespace semel::cli {
+
+/// The configured secret, else the one that the store keeps (made at its first start). Blocks until the store has answered.
+base::Result<std::string> secret_of(const config::Config& config, core::Store& store);
+
+/// `config` is copied as far as it is needed.
+admin::IntentOf intent_of(const config::Config& config, const std::string& secret);
+
+}  // namespace semel::cli

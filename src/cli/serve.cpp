@@ -1,0 +1,384 @@
+// semel serve: wires a process together, runs it, and ends it in order.
+#include <boost/json.hpp>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <sched.h>
+#include <set>
+#include <thread>
+
+#include "admin/admin.hpp"
+#include "cli/cli.hpp"
+#include "cli/http_call.hpp"
+#include "cli/intent_of.hpp"
+#include "cli/readers.hpp"
+#include "cli/sockets.hpp"
+#include "engine/engine.hpp"
+#include "engine/sweeper.hpp"
+#include "gateway/gateway.hpp"
+#include "http/client.hpp"
+#include "http/server.hpp"
+#include "telemetry/log.hpp"
+#include "telemetry/metrics.hpp"
+
+namespace semel::cli {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+/// How often a loop shows that it runs, and how long it may be silent before /healthz says so.
+constexpr auto beat_every = 1s;
+constexpr auto silence_max = 15s;
+/// How often the end of running calls is looked for while draining.
+constexpr auto drain_look_every = 10ms;
+/// The disk may hang; then the process ends without a clean stop, which every store survives.
+constexpr auto engines_stop_patience = 5s;
+/// Both kept small: the admin address serves operators and scrapers.
+constexpr std::size_t admin_connections_max = 256;
+
+unsigned cores_allowed() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    const int count = CPU_COUNT(&set);
+    return count > 0 ? static_cast<unsigned>(count) : 1;
+}
+
+/// Suspended coroutines may be left on the loops, and their frames name objects of each other: nothing is unwound.
+[[noreturn]] void end(int code) {
+    std::fflush(nullptr);
+    std::_Exit(code);
+}
+
+std::int64_t steady_ms() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(base::system_clocks().steady().time_since_epoch()).count();
+}
+
+/// A loop on a thread of its own, which shows that it runs. Lives until the process ends.
+class LoopThread {
+  public:
+    LoopThread() : loop(base::system_clocks()) {}
+    LoopThread(const LoopThread&) = delete;
+    LoopThread& operator=(const LoopThread&) = delete;
+
+    void start() {
+        beat();
+        thread_ = std::thread([this] {
+            const auto keep_running = loop.executor();
+            const runtime::asio::executor_work_guard<runtime::Executor> guard(keep_running);
+            loop.io().run();
+        });
+    }
+    [[nodiscard]] bool silent() const { return steady_ms() - last_beat_.load() > std::chrono::milliseconds(silence_max).count(); }
+
+    runtime::Loop loop;
+    std::function<void()> on_beat;  ///< On the loop, once a second. Set before start().
+
+  private:
+    void beat() {
+        last_beat_ = steady_ms();
+        if (on_beat) on_beat();
+        loop.at(loop.now() + beat_every, [this] { beat(); });
+    }
+    std::atomic<std::int64_t> last_beat_{0};
+    std::thread thread_;
+};
+
+/// Everything that one API loop owns.
+struct Worker {
+    LoopThread thread;
+    std::unique_ptr<engine::Engine> engine;
+    std::unique_ptr<http::Client> client;
+    std::unique_ptr<gateway::Gateway> gateway;
+    std::unique_ptr<http::Server> server;
+    std::atomic<std::size_t> running{0};  ///< Exchanges, as last seen by the loop itself.
+    std::atomic<std::size_t> leases{0};   ///< The same of its engine's leases.
+};
+
+/// One file of all extra authorities, because a client takes one; the only one named, or empty.
+base::Result<std::string> authorities_file(const config::Config& config, const std::string& folder) {
+    std::set<std::string> files;
+    for (const auto& upstream : config.upstreams) {
+        if (!upstream.ca_file.empty()) files.insert(upstream.ca_file);
+    }
+    if (files.empty()) return std::string{};
+    if (files.size() == 1) return *files.begin();
+    const std::string together = folder + "/semel-authorities-" + base::hex(base::random_bytes(8)) + ".pem";
+    std::ofstream out(together, std::ios::binary);
+    for (const std::string& file : files) {
+        std::ifstream in(file, std::ios::binary);
+        if (!in) return base::Error{.detail = "ca_file " + file + " cannot be read"};
+        out << in.rdbuf() << '\n';
+    }
+    if (!out.flush()) return base::Error{.detail = together + " cannot be written"};
+    return together;
+}
+
+class Serving {
+  public:
+    Serving(const config::Config& config, const Leaves& leaves) : config_(config), leaves_(leaves) {}
+
+    /// Until a signal ends it, and the process with it.
+    [[noreturn]] void run(bool accept_clock);
+
+  private:
+    base::Result<void> open(bool accept_clock);
+    base::Result<void> listen();
+    void start();
+    void drain();
+    void stop_engines();
+    admin::Probes probes();
+    [[nodiscard]] std::string describe() const;
+
+    const config::Config& config_;
+    const Leaves& leaves_;
+    telemetry::Metrics metrics_;
+    engine::EngineCounters engine_counters_;
+    http::ServerCounters api_counters_;
+    http::ServerCounters admin_counters_;
+    std::unique_ptr<core::Store> store_;
+    std::unique_ptr<engine::HotRecords> hot_;
+    std::unique_ptr<engine::Spool> spool_;
+    std::string secret_;
+    std::string scratch_;  ///< Folder of spill files.
+    std::unique_ptr<gateway::Process> process_;
+    std::vector<std::unique_ptr<Worker>> workers_;
+    // The admin address has a loop of its own: it waits for the store, and a scan may wait for a disk.
+    LoopThread admin_thread_;
+    std::unique_ptr<engine::Engine> admin_engine_;
+    std::unique_ptr<engine::Sweeper> sweeper_;
+    std::unique_ptr<admin::Admin> admin_;
+    std::unique_ptr<http::Server> admin_server_;
+    std::atomic<bool> listening_{false};
+    std::atomic<bool> draining_{false};
+};
+
+base::Result<void> Serving::open(bool accept_clock) {
+    auto opened = leaves_.open_store(config_, accept_clock);
+    if (!opened) return opened.error();
+    store_ = std::move(opened->store);
+    for (const std::string& notice : opened->notices) log::warn("store.opened", {{"notice", notice}});
+    auto secret = secret_of(config_, *store_);
+    if (!secret) return secret.error();
+    secret_ = std::move(*secret);
+    auto spool = engine::Spool::open(config_.spool_path);
+    if (!spool) return spool.error();
+    spool_ = std::move(*spool);
+    if (spool_->size() > 0) {
+        log::info("spool.opened", {{"answers_to_deliver", spool_->size()}});
+    }
+    hot_ = std::make_unique<engine::HotRecords>(config_.memory_hot_records);
+    std::error_code failed;
+    scratch_ = config_.spool_path.empty() ? std::filesystem::temp_directory_path(failed).string() : config_.spool_path;
+    if (failed) return base::Error{.detail = "no folder for temporary files: set TMPDIR, or spool.path in the configuration"};
+    process_ = std::make_unique<gateway::Process>(config_, secret_, *hot_, metrics_, scratch_);
+    add_readers(metrics_, {.engine = engine_counters_, .api = api_counters_, .admin = admin_counters_, .hot = *hot_, .spool = *spool_});
+    return {};
+}
+
+base::Result<void> Serving::listen() {
+    for (const config::Address* address : {&config_.listen, &config_.admin}) {
+        if (const auto free = can_listen(*address); !free) return free.error();
+    }
+    const auto authorities = authorities_file(config_, scratch_);
+    if (!authorities) return authorities.error();
+    engine::EngineOptions options;
+    options.owner.id = base::hex(base::random_bytes(8));
+    options.lease = config_.engine.lease;
+
+    const unsigned count = config_.threads != 0 ? config_.threads : cores_allowed();
+    std::uint16_t port = config_.listen.port;
+    for (unsigned i = 0; i < count; ++i) {
+        auto worker = std::make_unique<Worker>();
+        runtime::Loop& loop = worker->thread.loop;
+        worker->engine = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_, engine_counters_);
+        worker->client = http::make_client(loop, *authorities);
+        worker->gateway = std::make_unique<gateway::Gateway>(*process_, *worker->engine, *worker->client);
+        auto server = http::Server::listen(loop, config_.listen.host, port, *worker->gateway, {}, api_counters_, count > 1);
+        if (!server) return server.error();
+        worker->server = std::move(*server);
+        port = worker->server->port();
+        Worker* const one = worker.get();
+        one->thread.on_beat = [one] { one->leases = one->engine->leases(); };
+        metrics_.watch("semel_leases", [one] { return std::uint64_t{one->leases}; });
+        workers_.push_back(std::move(worker));
+    }
+
+    runtime::Loop& loop = admin_thread_.loop;
+    admin_engine_ = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_, engine_counters_);
+    const auto third = options.lease / 3;
+    sweeper_ = std::make_unique<engine::Sweeper>(*admin_engine_, engine::SweeperOptions{.every = third, .takeover_grace = third});
+    admin_ = std::make_unique<admin::Admin>(*store_, intent_of(config_, secret_), probes(), config_.admin.loopback());
+    auto server = http::Server::listen(loop, config_.admin.host, config_.admin.port, *admin_,
+                                       {.connections_max = admin_connections_max}, admin_counters_, false);
+    if (!server) return server.error();
+    admin_server_ = std::move(*server);
+    return {};
+}
+
+admin::Probes Serving::probes() {
+    admin::Probes probes;
+    probes.not_alive = [this] {
+        std::vector<std::string> reasons;
+        for (std::size_t i = 0; i < workers_.size(); ++i) {
+            if (workers_[i]->thread.silent()) reasons.push_back("event loop " + std::to_string(i) + " has not run for 15 s");
+        }
+        return reasons;
+    };
+    probes.not_ready = [this] {
+        std::vector<std::string> reasons;
+        if (!listening_) reasons.emplace_back("starting");
+        if (draining_) reasons.emplace_back("draining: running calls end, nothing new is taken");
+        if (const auto health = store_->health(); !health) reasons.push_back("store: " + health.error().detail);
+        return reasons;
+    };
+    probes.metrics = [this] { return metrics_.render(); };
+    return probes;
+}
+
+std::string Serving::describe() const {
+    config::Address api = config_.listen;
+    config::Address admin = config_.admin;
+    api.port = workers_.front()->server->port();
+    admin.port = admin_server_->port();
+    const std::string store = config_.store.kind == config::StoreKind::memory ? std::string("memory store") : config_.store.path;
+    return "API http://" + authority(api) + ", admin http://" + authority(admin) + ", " + store + ", " +
+           std::to_string(workers_.size()) + " loop(s)";
+}
+
+void Serving::start() {
+    admin_thread_.loop.post([this] { sweeper_->start(); });
+    admin_thread_.start();
+    for (auto& worker : workers_) worker->thread.start();
+    listening_ = true;
+}
+
+void Serving::drain() {
+    draining_ = true;
+    process_->drain();
+    for (auto& worker : workers_) {
+        worker->running = 1;  // until the loop has looked itself
+        Worker* const one = worker.get();
+        one->thread.loop.post([one] {
+            one->server->drain();
+            one->running = one->server->running();
+        });
+    }
+}
+
+void Serving::stop_engines() {
+    struct Stopped {
+        std::mutex mutex;
+        std::condition_variable changed;
+        std::size_t count = 0;
+    };
+    const auto stopped = std::make_shared<Stopped>();
+    const auto tell = [stopped] {
+        const std::lock_guard lock(stopped->mutex);
+        ++stopped->count;
+        stopped->changed.notify_one();
+    };
+    for (auto& worker : workers_) {
+        Worker* const one = worker.get();
+        one->thread.loop.post([one, tell] {
+            one->server->close();
+            auto stop = [](Worker* w, std::function<void()> done) -> runtime::Task<> {
+                co_await w->engine->stop();
+                done();
+            };
+            one->thread.loop.spawn(stop(one, tell));
+        });
+    }
+    admin_thread_.loop.post([this, tell] {
+        admin_server_->close();
+        auto stop = [](Serving* self, std::function<void()> done) -> runtime::Task<> {
+            co_await self->sweeper_->stop();
+            co_await self->admin_engine_->stop();
+            done();
+        };
+        admin_thread_.loop.spawn(stop(this, tell));
+    });
+    std::unique_lock lock(stopped->mutex);
+    stopped->changed.wait_for(lock, engines_stop_patience, [&] { return stopped->count == workers_.size() + 1; });
+}
+
+void Serving::run(bool accept_clock) {
+    // Taken by this thread alone, with sigtimedwait; blocked before any other thread exists.
+    sigset_t ending;
+    sigemptyset(&ending);
+    sigaddset(&ending, SIGTERM);
+    sigaddset(&ending, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+    const auto signal_within = [&ending](std::chrono::milliseconds patience) {
+        const timespec time{.tv_sec = patience.count() / 1000, .tv_nsec = patience.count() % 1000 * 1'000'000};
+        return sigtimedwait(&ending, nullptr, &time);
+    };
+
+    auto ready = open(accept_clock);
+    if (ready) ready = listen();
+    if (!ready) {
+        std::fprintf(stderr, "semel serve: %s\n", ready.error().detail.c_str());
+        if (store_) store_->stop();
+        end(exit_failed);
+    }
+    raise_open_files_limit();
+    start();
+    std::fprintf(stderr, "semel: ready: %s\n", describe().c_str());
+
+    int signal = -1;
+    while (signal < 0) signal = signal_within(1h);
+    std::fprintf(stderr, "semel: draining: %zu call(s) run; a second signal ends at once\n", process_->running());
+    drain();
+    const auto deadline = base::system_clocks().steady() + config_.drain_timeout;
+    bool busy = true;
+    while (busy && base::system_clocks().steady() < deadline) {
+        if (const int again = signal_within(drain_look_every); again > 0) {
+            std::fprintf(stderr, "semel: ended at once; calls that ran are taken over after the next start\n");
+            end(128 + again);
+        }
+        busy = process_->running() > 0;
+        for (auto& worker : workers_) {
+            busy = busy || worker->running > 0;
+            Worker* const one = worker.get();
+            one->thread.loop.post([one] { one->running = one->server->running(); });
+        }
+    }
+    if (busy) std::fprintf(stderr, "semel: drain_timeout is over; calls that still run are taken over after the next start\n");
+    stop_engines();
+    store_->stop();
+    std::fprintf(stderr, "semel: stopped\n");
+    end(exit_ok);
+}
+
+}  // namespace
+
+int serve(const ServeOptions& options, const Leaves& leaves) {
+    const auto config = config::load(options.config);
+    if (!config) {
+        std::fprintf(stderr, "semel serve: %s\n", config.error().detail.c_str());
+        if (options.json) {
+            std::printf("%s\n", boost::json::serialize(boost::json::object{{"ok", false}, {"error", config.error().detail}}).c_str());
+        }
+        return exit_usage;
+    }
+    for (const std::string& warning : config->warnings) std::fprintf(stderr, "semel serve: %s\n", warning.c_str());
+    if (options.check) {
+        if (options.json) {
+            boost::json::array warnings;
+            for (const std::string& warning : config->warnings) warnings.emplace_back(warning);
+            std::printf("%s\n", boost::json::serialize(boost::json::object{{"ok", true}, {"warnings", warnings}}).c_str());
+        } else {
+            std::printf("%s is valid\n", options.config.c_str());
+        }
+        return exit_ok;
+    }
+    Serving serving(*config, leaves);
+    serving.run(options.accept_clock);
+}
+
+}  // namespace semel::cli

@@ -1,0 +1,132 @@
+#include "engine/sweeper.hpp"
+
+#include <boost/asio/thread_pool.hpp>
+
+#include <utility>
+
+#include "runtime/signal.hpp"
+
+namespace semel::engine {
+
+namespace asio = runtime::asio;
+
+class Sweeper::Impl {
+  public:
+    Impl(Engine& engine, SweeperOptions options, BlockingRunner runner)
+        : engine_(engine), loop_(engine.loop()), options_(options), runner_(std::move(runner)) {
+        if (runner_) return;
+        worker_ = std::make_unique<asio::thread_pool>(1);
+        runner_ = [this](std::function<void()> work) { asio::post(*worker_, std::move(work)); };
+    }
+    ~Impl() {
+        if (worker_) worker_->join();
+    }
+
+    void start() {
+        running_ = true;
+        loop_.spawn(run());
+    }
+
+    Task<> stop() {
+        stopping_ = true;
+        signal_.notify();
+        while (running_) {
+            const auto seen = signal_.version();
+            if (!running_) break;
+            co_await signal_.wait(loop_, seen, SteadyTime::max());
+        }
+    }
+
+  private:
+    Task<> run() {
+        while (co_await pause(options_.every)) {
+            co_await settle_dead_leases();
+            if (!stopping_) co_await purge();
+        }
+        running_ = false;
+        signal_.notify();
+    }
+
+    Task<bool> pause(milliseconds d) {
+        const SteadyTime until = loop_.now() + d;
+        while (!stopping_ && loop_.now() < until) co_await signal_.wait(loop_, signal_.version(), until);
+        co_return !stopping_;
+    }
+
+    /// Runs `work` where it may block and comes back with its result.
+    template <class T>
+    Task<Result<T>> blocking(std::function<Result<T>()> work) {
+        runtime::UseAwaitable token;  // async_initiate of Boost 1.81 wants an lvalue
+        co_return co_await asio::async_initiate<runtime::UseAwaitable, void(Result<T>)>(
+            [this, &work](auto handler) {
+                auto shared = std::make_shared<decltype(handler)>(std::move(handler));
+                runner_([this, work = std::move(work), shared]() mutable {
+                    auto result = std::make_shared<Result<T>>(work());
+                    // Moved: the last reference to the handler must go on the loop's thread.
+                    loop_.post([shared = std::move(shared), result] { std::move (*shared)(std::move(*result)); });
+                });
+            },
+            token);
+    }
+
+    Task<> settle_dead_leases() {
+        std::string cursor;
+        do {
+            std::function<Result<core::ScanPage>()> scan = [this, cursor] {
+                return engine_.store().scan({.undecided_only = true, .dead_leases_only = true}, cursor, options_.scan_page);
+            };
+            auto page = co_await blocking<core::ScanPage>(std::move(scan));
+            if (!page) {
+                ++engine_.counters().store_errors;
+                store_was_out();
+                co_return;
+            }
+            if (loop_.now() < settle_from_) co_return;
+            for (const auto& [key, record] : page->records) {
+                core::Item item{key, core::Settle{record->token}};
+                const auto settled = co_await engine_.ask(std::move(item));
+                if (!settled) {
+                    store_was_out();
+                    co_return;
+                }
+                if (std::holds_alternative<core::Applied>(settled->outcome)) ++engine_.counters().swept;
+                if (stopping_) co_return;
+            }
+            cursor = page->next;
+        } while (!cursor.empty() && !stopping_);
+    }
+
+    /// Owners that live will renew as soon as the store is back: they come first.
+    void store_was_out() { settle_from_ = loop_.now() + options_.every + options_.takeover_grace; }
+
+    Task<> purge() {
+        for (std::size_t step = 0; step < options_.purge_steps_max && !stopping_; ++step) {
+            std::function<Result<std::size_t>()> work = [this] { return engine_.store().purge(options_.purge_step); };
+            const auto gone = co_await blocking<std::size_t>(std::move(work));
+            if (!gone) {
+                ++engine_.counters().store_errors;
+                co_return;
+            }
+            engine_.counters().purged += *gone;
+            if (*gone < options_.purge_step) co_return;
+        }
+    }
+
+    Engine& engine_;
+    Loop& loop_;
+    SweeperOptions options_;
+    BlockingRunner runner_;
+    std::unique_ptr<asio::thread_pool> worker_;
+    runtime::Signal signal_;
+    SteadyTime settle_from_ = SteadyTime::min();
+    bool running_ = false;
+    bool stopping_ = false;
+};
+
+Sweeper::Sweeper(Engine& engine, SweeperOptions options, BlockingRunner runner)
+    : impl_(std::make_unique<Impl>(engine, options, std::move(runner))) {}
+Sweeper::~Sweeper() = default;
+void Sweeper::start() { impl_->start(); }
+Task<> Sweeper::stop() { return impl_->stop(); }
+
+}  // namespace semel::engine

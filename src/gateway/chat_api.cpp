@@ -1,0 +1,710 @@
+#include "gateway/chat_api.hpp"
+
+#include <algorithm>
+
+#include "base/json_scan.hpp"
+#include "gateway/chat_shape.hpp"
+#include "gateway/protected.hpp"
+#include "gateway/request_id.hpp"
+
+namespace semel::gateway {
+
+using namespace std::chrono_literals;
+using Outcome = telemetry::RequestOutcome;
+
+namespace {
+
+/// A turn that another process holds is asked for again this often.
+constexpr auto turn_poll = 250ms;
+constexpr std::uint32_t messages_limit_default = 100;
+constexpr std::uint32_t messages_limit_max = 1000;
+
+std::string percent_decoded(std::string_view text) {
+    const auto digit = [](char c) {
+        if (c >= '0' && c <= '9') return c - '0';
+        if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+        if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+        return -1;
+    };
+    std::string out;
+    out.reserve(text.size());
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 &&
+            digit(text[i + 2]) >= 0) {
+            out += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
+            i += 2;
+        } else {
+            out += text[i];
+        }
+    }
+    return out;
+}
+
+std::string percent_encoded(std::string_view text) {
+    std::string out;
+    for (const char c : text) {
+        const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                           (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.' || c == '~';
+        if (plain) {
+            out += c;
+        } else {
+            static constexpr char digits[] = "0123456789ABCDEF";
+            out += '%';
+            out += digits[static_cast<unsigned char>(c) >> 4];
+            out += digits[static_cast<unsigned char>(c) & 15];
+        }
+    }
+    return out;
+}
+
+std::optional<std::string> query_value(std::string_view query, std::string_view name) {
+    while (!query.empty()) {
+        const auto end = query.find('&');
+        const std::string_view pair = query.substr(0, end);
+        query = end == std::string_view::npos ? std::string_view{} : query.substr(end + 1);
+        const auto equals = pair.find('=');
+        if (pair.substr(0, equals) == name) {
+            return percent_decoded(equals == std::string_view::npos ? std::string_view{}
+                                                                    : pair.substr(equals + 1));
+        }
+    }
+    return std::nullopt;
+}
+
+std::optional<std::uint64_t> number(const std::optional<std::string>& text) {
+    if (!text || text->empty() || text->size() > 18) return std::nullopt;
+    std::uint64_t value = 0;
+    for (const char c : *text) {
+        if (c < '0' || c > '9') return std::nullopt;
+        value = value * 10 + static_cast<std::uint64_t>(c - '0');
+    }
+    return value;
+}
+
+Problem not_found(std::string what) {
+    return {.status = 404,
+            .slug = "not-found",
+            .detail = std::move(what) +
+                      " is not known here (it never was, is purged, or is somebody else's).",
+            .should_retry = false};
+}
+
+Problem bad_request(std::string detail) {
+    return {.status = 400,
+            .slug = "request-malformed",
+            .detail = std::move(detail),
+            .should_retry = false};
+}
+
+Task<> respond_json(http::Exchange& exchange, int status, std::string body,
+                    std::string extra_headers = {}) {
+    http::ResponseHead head{.status = status};
+    head.add("Content-Type", "application/json");
+    head.headers += "Cache-Control: no-store\r\n";
+    head.headers += extra_headers;
+    co_await exchange.respond(head, body);
+}
+
+}  // namespace
+
+/// What a POST asks, checked. Shared by the client's coroutine and the owner's.
+struct ChatApi::Question {
+    std::string tenant, user, session, id, content, model;
+    bool stream = false;
+    bool model_given = false;
+    core::StoredKey key, turn, conversation;
+    core::Fingerprint fingerprint;
+    std::string forwarded_headers;  ///< For the upstream.
+    const Upstream* upstream = nullptr;
+    SteadyTime wait_until;
+};
+
+Task<> ChatApi::handle(http::Exchange& exchange, const Caller& caller) {
+    const http::RequestHead& head = exchange.head();
+    std::string user;
+    if (const auto named = head.header("x-user-id")) {
+        if (caller.may_name_users) {
+            user = *named;
+        } else {
+            state_.metrics.user_header_ignored.add();
+        }
+    }
+    if (user.size() > core::key_part_max_bytes) {
+        co_await respond_problem(exchange, bad_request("X-User-Id is longer than 255 bytes."),
+                                 Shape::problem_json);
+        co_return;
+    }
+    const std::string_view path = head.path;
+    constexpr std::string_view status_prefix = "/api/chat/status/";
+    constexpr std::string_view sessions_prefix = "/api/chat/sessions/";
+    constexpr std::string_view messages_suffix = "/messages";
+    std::string_view allowed;
+    if (path == "/api/chat") {
+        allowed = "POST";
+        if (head.method == "POST") co_return co_await ask(exchange, caller, std::move(user));
+    } else if (path.starts_with(status_prefix) && path.size() > status_prefix.size()) {
+        allowed = "GET";
+        if (head.method == "GET") {
+            co_return co_await status(exchange, caller, std::move(user),
+                                      percent_decoded(path.substr(status_prefix.size())));
+        }
+    } else if (path.starts_with(sessions_prefix) && path.size() > sessions_prefix.size()) {
+        std::string_view rest = path.substr(sessions_prefix.size());
+        if (rest.ends_with(messages_suffix) && rest.size() > messages_suffix.size()) {
+            rest.remove_suffix(messages_suffix.size());
+            allowed = "GET";
+            if (head.method == "GET")
+                co_return co_await messages(exchange, caller, std::move(user),
+                                            percent_decoded(rest));
+        } else {
+            allowed = "GET, DELETE";
+            if (head.method == "GET")
+                co_return co_await session(exchange, caller, std::move(user),
+                                           percent_decoded(rest));
+            if (head.method == "DELETE")
+                co_return co_await forget(exchange, caller, std::move(user), percent_decoded(rest));
+        }
+    }
+    if (allowed.empty()) {
+        co_await respond_problem(exchange, not_found("This path"), Shape::problem_json);
+        co_return;
+    }
+    http::ResponseHead out{.status = 405};
+    const Problem problem{.status = 405,
+                          .slug = "method-not-allowed",
+                          .detail = "This path answers " + std::string(allowed) + " only.",
+                          .should_retry = false};
+    out.add("Content-Type", content_type_of(Shape::problem_json));
+    out.add("Allow", allowed);
+    const std::string body = render(problem, Shape::problem_json);
+    co_await exchange.respond(out, body);
+}
+
+Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string user) {
+    const http::RequestHead& head = exchange.head();
+    const config::RouteConfig& route = state_.chat_route;
+    Loop& loop = engine_.loop();
+    const SteadyTime asked_at = loop.now();
+    const auto refuse = [&](Problem problem) -> Task<> {
+        state_.metrics.requests(telemetry::Route::api_chat, Outcome::bad_request).add();
+        co_await respond_problem(exchange, problem, Shape::problem_json);
+    };
+    RequestId read_id = read_request_id(head, true);
+    if (const auto* malformed = std::get_if<MalformedId>(&read_id)) {
+        co_await refuse({.status = 400,
+                         .slug = "key-malformed",
+                         .detail = "The request's id is not usable: " + malformed->reason +
+                                   ". Send 1 to 255 visible ASCII characters, such as a UUID.",
+                         .should_retry = false});
+        co_return;
+    }
+    if (std::holds_alternative<NoId>(read_id)) {
+        co_await refuse({.status = 400,
+                         .slug = "key-missing",
+                         .detail = "Send X-Request-Id (or Idempotency-Key): one id per operation, "
+                                   "the same on every retry of it.",
+                         .should_retry = false});
+        co_return;
+    }
+    const std::shared_ptr<Body> body =
+        co_await read_budgeted_body(state_, exchange, chat_body_max_bytes, Shape::problem_json);
+    if (!body) co_return;
+
+    auto question = std::make_shared<Question>();
+    question->tenant = caller.tenant;
+    question->user = std::move(user);
+    question->id = std::move(std::get<std::string>(read_id));
+    const auto members = base::top_level_members(body->text);
+    if (!members) {
+        co_await refuse(bad_request("The body is not a JSON object (valid UTF-8)."));
+        co_return;
+    }
+    const auto text_member = [&](std::string_view name, std::string& into) -> bool {
+        const auto raw = base::find_member(*members, name);
+        if (!raw) return false;
+        auto text = base::json_string(*raw);
+        if (!text || text->empty()) return false;
+        into = std::move(*text);
+        return true;
+    };
+    if (!text_member("content", question->content)) {
+        co_await refuse(bad_request("'content' must be a string that is not empty."));
+        co_return;
+    }
+    if (!text_member("sessionId", question->session) ||
+        question->session.size() > core::key_part_max_bytes) {
+        co_await refuse(bad_request("'sessionId' must be a string of 1 to 255 bytes."));
+        co_return;
+    }
+    if (base::find_member(*members, "model")) {
+        if (!text_member("model", question->model)) {
+            co_await refuse(
+                bad_request("'model', where given, must be a string that is not empty."));
+            co_return;
+        }
+        question->model_given = true;
+    }
+    if (const auto raw = base::find_member(*members, "stream")) {
+        const auto stream = base::json_bool(*raw);
+        if (!stream) {
+            co_await refuse(bad_request("'stream', where given, must be true or false."));
+            co_return;
+        }
+        question->stream = *stream;
+    }
+    // Defaults of the configuration never enter the fingerprint: they may change between a try and
+    // its retry.
+    std::vector<std::pair<std::string_view, std::string_view>> parts{
+        {"content", question->content}, {"stream", question->stream ? "true" : "false"}};
+    if (question->model_given) parts.emplace_back("model", question->model);
+    question->fingerprint = state_.fingerprints.of_parts(parts);
+    if (!question->model_given) question->model = route.model;
+    question->key = stored_key(state_.hmac, {.tenant = question->tenant,
+                                             .operation = "chat",
+                                             .user = question->user,
+                                             .session = question->session,
+                                             .id = question->id});
+    question->turn = turn_key(state_.hmac, question->tenant, question->user, question->session);
+    question->conversation =
+        conversation_key(state_.hmac, question->tenant, question->user, question->session);
+    question->wait_until = join_deadline(head, route, asked_at);
+    question->upstream =
+        question->model.empty() ? nullptr : state_.upstreams.choose(question->model);
+    if (question->upstream != nullptr) {
+        // Only who asks goes along: the request upstream is one of our own making.
+        const http::RequestHead credentials = [&head] {
+            http::RequestHead only;
+            for (const http::Header& header : head.headers) {
+                if (is_credential_header(header.name)) only.headers.push_back(header);
+            }
+            return only;
+        }();
+        question->forwarded_headers = upstream_headers(
+            credentials, *question->upstream,
+            {.credential_goes_upstream = state_.identity.credential_goes_upstream(),
+             .protected_route = true});
+        question->forwarded_headers += "Content-Type: application/json\r\n";
+        if (question->upstream->config->idempotency_key == config::UpstreamKey::forward) {
+            question->forwarded_headers +=
+                "Idempotency-Key: semel-" + base::base64url(question->key.view()) + "\r\n";
+        }
+    }
+    Asked asked{.exchange = exchange,
+                .key = question->key,
+                .fingerprint = question->fingerprint,
+                .route = &route,
+                .shape = Shape::problem_json,
+                .id = question->id,
+                .body = body->text,
+                .asked_at = asked_at,
+                .wait_until = question->wait_until,
+                .stream = question->stream,
+                .chat = true,
+                .status_path = "/api/chat/status/" + percent_encoded(question->id) +
+                               "?sessionId=" + percent_encoded(question->session),
+                .metrics_route = telemetry::Route::api_chat};
+    for (;;) {
+        if (core::RecordPtr record = engine_.find_hot(question->key)) {
+            co_await follower_.replay(asked, std::move(record));
+            co_return;
+        }
+        Flights::Entry entry = state_.flights.enter(question->key, question->fingerprint,
+                                                    state_.spill_path, loop.now());
+        if (entry.leads) loop.spawn(own_turn(entry.flight, question));
+        if (co_await follower_.follow(asked, entry.flight, entry.leads) ==
+            Follower::Followed::answered)
+            co_return;
+    }
+}
+
+Task<std::unique_ptr<engine::LeaseGuard>> ChatApi::take_turn(FlightPtr flight,
+                                                             const Question& question) {
+    Loop& loop = engine_.loop();
+    core::Policy policy;
+    policy.retention_failed = state_.config.engine.retention_failed;
+    core::Fingerprint any;  // every turn of a session is the same "request": the lease itself
+    any.raw = question.turn;
+    for (;;) {
+        const std::uint64_t seen = state_.turns_changed.version();
+        auto acquired = co_await engine_.acquire(
+            {.key = question.turn, .fingerprint = any, .policy = policy, .label = "turn"});
+        if (!acquired) {
+            state_.flights.leave(question.key, flight);
+            flight->break_off(store_problem(acquired.error()));
+            co_return nullptr;
+        }
+        if (acquired->lease) co_return std::move(acquired->lease);
+        if (loop.now() >= question.wait_until) {
+            state_.flights.leave(question.key, flight);
+            flight->break_off({.status = 409,
+                               .slug = "in-flight",
+                               .detail = "Another turn of this session is still running; nothing "
+                                         "was begun for this one. Try again with the same id.",
+                               .retry_after_s = 1,
+                               .should_retry = true,
+                               .state = "PROCESSING"});
+            co_return nullptr;
+        }
+        co_await state_.turns_changed.wait(loop, seen,
+                                           std::min(question.wait_until, loop.now() + turn_poll));
+    }
+}
+
+Task<> ChatApi::own_turn(FlightPtr flight, std::shared_ptr<Question> question) {
+    const auto call_of = [&] {
+        Call call;
+        call.key = question->key;
+        call.fingerprint = question->fingerprint;
+        call.route = &state_.chat_route;
+        call.upstream = question->upstream;
+        call.target = "/v1/chat/completions";
+        call.headers = question->forwarded_headers;
+        call.has_own_body = true;
+        call.label = "chat";
+        call.metrics_route = telemetry::Route::api_chat;
+        call.shape =
+            std::make_unique<ChatShape>(ChatShape::Asked{.request_id = question->id,
+                                                         .model = question->model,
+                                                         .user_content = question->content,
+                                                         .conversation = question->conversation});
+        if (state_.draining.load(std::memory_order_relaxed)) {
+            call.refused = Problem{.status = 503,
+                                   .slug = "draining",
+                                   .detail = "This gateway is shutting down. Try again.",
+                                   .retry_after_s = 1,
+                                   .should_retry = true};
+        } else if (question->model.empty()) {
+            call.refused = bad_request(
+                "The request names no 'model' and the configuration has none for /api/chat.");
+        } else if (question->upstream == nullptr) {
+            call.refused =
+                Problem{.status = 404,
+                        .slug = "model-not-found",
+                        .detail = "No configured upstream serves the model of this request.",
+                        .should_retry = false};
+        }
+        return call;
+    };
+    // Whoever only asks again for what is decided waits for nobody's turn.
+    auto known = co_await engine_.get(question->key);
+    const bool decided =
+        known && *known &&
+        ((*known)->status == core::Status::completed || (*known)->status == core::Status::unknown ||
+         (*known)->status == core::Status::dead || (*known)->final);
+    if (decided || (known && *known && !(*known)->fingerprint.matches(question->fingerprint))) {
+        Call call = call_of();
+        co_await owner_.run(flight, call);
+        co_return;
+    }
+    auto turn = co_await take_turn(flight, *question);
+    if (!turn) co_return;
+    auto history =
+        co_await engine_.ask({question->conversation, core::GetConversation{question->id}});
+    bool holds_id = false;
+    std::uint64_t turns = 0;
+    if (history) {
+        if (const auto* found = std::get_if<core::ConversationFound>(&history->outcome)) {
+            holds_id = found->holds_id;
+            turns = found->conversation.turns;
+        }
+    }
+    if (holds_id)
+        known = co_await engine_.get(question->key);  // decided while the turn was waited for?
+    std::vector<core::Turn> recent;
+    if (history && turns > 0 && !holds_id) {
+        auto read = co_await engine_.ask(
+            {question->conversation, core::GetTurns{.limit = history_turns_max, .newest = true}});
+        if (read) {
+            if (auto* found = std::get_if<core::TurnsFound>(&read->outcome))
+                recent = std::move(found->turns);
+        } else {
+            history = read.error();
+        }
+    }
+    if (!history || !known) {
+        state_.flights.leave(question->key, flight);
+        flight->break_off(store_problem(!history ? history.error() : known.error()));
+    } else if (holds_id && !*known) {
+        state_.flights.leave(question->key, flight);
+        flight->break_off(
+            {.status = 409,
+             .slug = "expired",
+             .detail =
+                 "This session holds the turn of this id already, and its answer's record has "
+                 "expired. It is not asked a second time; read it in the session's messages.",
+             .should_retry = false});
+    } else {
+        Call call = call_of();
+        std::string& body = call.own_body;
+        body = R"({"model":)";
+        base::append_json_string(body, question->model);
+        body += R"(,"messages":[)";
+        std::size_t bytes = question->content.size();
+        auto first = recent.end();
+        while (first != recent.begin() && bytes + std::prev(first)->user_content.size() +
+                                                  std::prev(first)->answer_content.size() <=
+                                              history_max_bytes) {
+            --first;
+            bytes += first->user_content.size() + first->answer_content.size();
+        }
+        const auto message = [&body](std::string_view role, std::string_view content) {
+            body += R"({"role":")";
+            body += role;
+            body += R"(","content":)";
+            base::append_json_string(body, content);
+            body += '}';
+        };
+        for (; first != recent.end(); ++first) {
+            message("user", first->user_content);
+            body += ',';
+            message("assistant", first->answer_content);
+            body += ',';
+        }
+        message("user", question->content);
+        body += ']';
+        if (question->stream) {
+            body += R"(,"stream":true)";
+            if (question->upstream != nullptr &&
+                question->upstream->config->stream_usage == config::StreamUsage::inject) {
+                body += R"(,"stream_options":{"include_usage":true})";
+            }
+        }
+        body += '}';
+        co_await owner_.run(flight, call);
+    }
+    co_await engine_.release(*turn);
+    state_.turns_changed.notify();
+}
+
+Task<> ChatApi::status(http::Exchange& exchange, const Caller& caller, std::string user,
+                       std::string request_id) {
+    const auto session = query_value(exchange.head().query, "sessionId");
+    if (!session || session->empty() || session->size() > core::key_part_max_bytes) {
+        co_await respond_problem(exchange, bad_request("Give the session: ?sessionId=…"),
+                                 Shape::problem_json);
+        co_return;
+    }
+    if (request_id.size() > core::key_part_max_bytes) {
+        co_await respond_problem(exchange, not_found("This request"), Shape::problem_json);
+        co_return;
+    }
+    const core::StoredKey key = stored_key(state_.hmac, {.tenant = caller.tenant,
+                                                         .operation = "chat",
+                                                         .user = user,
+                                                         .session = *session,
+                                                         .id = request_id});
+    auto found = co_await engine_.get(key);
+    if (found && *found && (*found)->status == core::Status::processing &&
+        (*found)->lease_end <= engine_.store_now()) {
+        // Its owner is dead. Asking settles it, so that nobody polls a dead call for ever.
+        auto settled = co_await engine_.ask({key, core::Settle{(*found)->token}});
+        if (settled) found = co_await engine_.get(key);
+    }
+    if (!found) {
+        co_await respond_problem(exchange, store_problem(found.error()), Shape::problem_json);
+        co_return;
+    }
+    std::string out = R"({"requestId":)";
+    base::append_json_string(out, request_id);
+    const core::RecordPtr record = *found;
+    if (!record) {
+        // Waiting for its turn, it has no record yet, but it is not unknown either.
+        const FlightPtr flight = state_.flights.find(key);
+        if (!flight) {
+            co_await respond_problem(exchange, not_found("This request"), Shape::problem_json);
+            co_return;
+        }
+        out += R"(,"status":"PROCESSING","message":"The request waits for its turn.","attempt":0})";
+        co_await respond_json(exchange, 200, std::move(out), "Retry-After: 1\r\n");
+        co_return;
+    }
+    switch (record->status) {
+        case core::Status::processing:
+            out +=
+                R"(,"status":"PROCESSING","message":"The request is being processed.","attempt":)" +
+                std::to_string(record->attempt) + "}";
+            co_await respond_json(exchange, 200, std::move(out), "Retry-After: 1\r\n");
+            co_return;
+        case core::Status::completed: {
+            std::string body;
+            if (record->answer && record->answer->body_kind == core::BodyKind::inline_body &&
+                record->answer->body) {
+                body = *record->answer->body;
+            }
+            if (record->answer && record->answer->stream) {
+                // A streamed answer's object is the data of its closing event.
+                constexpr std::string_view done = "event: done\ndata: ";
+                const auto at = body.rfind(done);
+                body = at == std::string::npos ? std::string{} : body.substr(at + done.size());
+                while (!body.empty() && body.back() == '\n') body.pop_back();
+            }
+            if (body.empty()) {
+                out +=
+                    R"(,"status":"COMPLETED","message":"The answer is too large for this call; ask for it with its id.","attempt":)" +
+                    std::to_string(record->attempt) + "}";
+                co_await respond_json(exchange, 200, std::move(out));
+                co_return;
+            }
+            co_await respond_json(exchange, 200, mark_from_cache(body));
+            co_return;
+        }
+        case core::Status::failed:
+        case core::Status::dead: {
+            const bool again = record->status == core::Status::failed && !record->final;
+            out += R"(,"status":"FAILED","errorMessage":)";
+            std::string message = record->failure.message.empty()
+                                      ? "the attempt did not end in an answer"
+                                      : record->failure.message;
+            message += again ? "; submit again with the same id" : "; it is final";
+            base::append_json_string(out, message);
+            out += R"(,"errorCode":)";
+            base::append_json_string(out, record->failure.code);
+            out += R"(,"attempt":)" + std::to_string(record->attempt) + "}";
+            co_await respond_json(exchange, 200, std::move(out));
+            co_return;
+        }
+        case core::Status::unknown:
+            out +=
+                R"(,"status":"UNKNOWN","errorMessage":"The AI service may have processed the request, and no usable answer came; it is held until somebody decides.","attempt":)" +
+                std::to_string(record->attempt) + "}";
+            co_await respond_json(exchange, 200, std::move(out));
+            co_return;
+    }
+}
+
+Task<> ChatApi::session(http::Exchange& exchange, const Caller& caller, std::string user,
+                        std::string session) {
+    if (session.size() > core::key_part_max_bytes) {
+        co_await respond_problem(exchange, not_found("This session"), Shape::problem_json);
+        co_return;
+    }
+    auto read = co_await engine_.ask(
+        {conversation_key(state_.hmac, caller.tenant, user, session), core::GetConversation{}});
+    if (!read) {
+        co_await respond_problem(exchange, store_problem(read.error()), Shape::problem_json);
+        co_return;
+    }
+    const auto* found = std::get_if<core::ConversationFound>(&read->outcome);
+    if (found == nullptr) {
+        co_await respond_problem(exchange, not_found("This session"), Shape::problem_json);
+        co_return;
+    }
+    std::string out = R"({"sessionId":)";
+    base::append_json_string(out, session);
+    out += R"(,"createdAt":")" + rfc3339(found->conversation.created) + R"(","lastUsedAt":")" +
+           rfc3339(found->conversation.last_used) + R"(","turns":)" +
+           std::to_string(found->conversation.turns) + "}";
+    co_await respond_json(exchange, 200, std::move(out));
+}
+
+Task<> ChatApi::messages(http::Exchange& exchange, const Caller& caller, std::string user,
+                         std::string session) {
+    const std::string_view query = exchange.head().query;
+    const auto after_text = query_value(query, "after");
+    const auto limit_text = query_value(query, "limit");
+    const auto after = number(after_text);
+    const auto limit = number(limit_text);
+    if ((after_text && !after) || (limit_text && (!limit || *limit == 0))) {
+        co_await respond_problem(exchange,
+                                 bad_request("'after' must be a message number (the last answer's "
+                                             "'next'), 'limit' a number from 1."),
+                                 Shape::problem_json);
+        co_return;
+    }
+    if (session.size() > core::key_part_max_bytes) {
+        co_await respond_problem(exchange, not_found("This session"), Shape::problem_json);
+        co_return;
+    }
+    const core::StoredKey key = conversation_key(state_.hmac, caller.tenant, user, session);
+    const auto wanted = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(limit.value_or(messages_limit_default), messages_limit_max));
+    // Messages are numbered 2n-1 (user) and 2n (assistant) for turn n; a page ends with a whole
+    // turn.
+    const std::uint64_t after_turn = after.value_or(0) / 2;
+    auto head = co_await engine_.ask({key, core::GetConversation{}});
+    auto read =
+        co_await engine_.ask({key, core::GetTurns{.after = after_turn, .limit = (wanted + 1) / 2}});
+    if (!read || !head) {
+        co_await respond_problem(exchange, store_problem(!read ? read.error() : head.error()),
+                                 Shape::problem_json);
+        co_return;
+    }
+    const auto* conversation = std::get_if<core::ConversationFound>(&head->outcome);
+    const auto* turns = std::get_if<core::TurnsFound>(&read->outcome);
+    if (conversation == nullptr || turns == nullptr) {
+        co_await respond_problem(exchange, not_found("This session"), Shape::problem_json);
+        co_return;
+    }
+    std::string out = R"({"messages":[)";
+    bool first = true;
+    for (const core::Turn& turn : turns->turns) {
+        for (const bool of_user : {true, false}) {
+            if (of_user && after.value_or(0) >= turn.number * 2 - 1) continue;
+            if (!first) out += ',';
+            first = false;
+            out += R"({"requestId":)";
+            base::append_json_string(out, turn.request_id);
+            out += of_user ? R"(,"role":"user","content":)" : R"(,"role":"assistant","content":)";
+            base::append_json_string(out, of_user ? turn.user_content : turn.answer_content);
+            out += R"(,"at":")" + rfc3339(turn.at) + '"';
+            if (turn.late) out += R"(,"late":true)";
+            out += '}';
+        }
+    }
+    out += R"(],"next":)";
+    const bool more =
+        !turns->turns.empty() && turns->turns.back().number < conversation->conversation.turns;
+    out += more ? std::to_string(turns->turns.back().number * 2) : "null";
+    out += '}';
+    co_await respond_json(exchange, 200, std::move(out));
+}
+
+Task<> ChatApi::forget(http::Exchange& exchange, const Caller& caller, std::string user,
+                       std::string session) {
+    if (session.size() > core::key_part_max_bytes) {
+        co_await respond_problem(exchange, not_found("This session"), Shape::problem_json);
+        co_return;
+    }
+    // The turn is taken for the deletion, so that no answer is appended to what was just deleted.
+    core::Fingerprint any;
+    any.raw = turn_key(state_.hmac, caller.tenant, user, session);
+    core::Policy policy;
+    policy.retention_failed = state_.config.engine.retention_failed;
+    const core::StoredKey conversation =
+        conversation_key(state_.hmac, caller.tenant, user, session);
+    auto known = co_await engine_.ask({conversation, core::GetConversation{}});
+    if (known && !std::holds_alternative<core::ConversationFound>(known->outcome)) {
+        co_await respond_problem(exchange, not_found("This session"), Shape::problem_json);
+        co_return;
+    }
+    auto turn = co_await engine_.acquire(
+        {.key = any.raw, .fingerprint = any, .policy = policy, .label = "turn"});
+    if (!known || !turn) {
+        co_await respond_problem(exchange, store_problem(!known ? known.error() : turn.error()),
+                                 Shape::problem_json);
+        co_return;
+    }
+    if (!turn->lease) {
+        co_await respond_problem(
+            exchange,
+            {.status = 409,
+             .slug = "in-flight",
+             .detail = "A turn of this session is running. Delete it when the turn has ended.",
+             .retry_after_s = 1,
+             .should_retry = true,
+             .state = "PROCESSING"},
+            Shape::problem_json);
+        co_return;
+    }
+    auto deleted = co_await engine_.ask({conversation, core::DeleteConversation{}});
+    co_await engine_.release(*turn->lease);
+    state_.turns_changed.notify();
+    if (!deleted) {
+        co_await respond_problem(exchange, store_problem(deleted.error()), Shape::problem_json);
+        co_return;
+    }
+    http::ResponseHead out{.status = 204};
+    co_await exchange.respond(out, std::string_view{});
+}
+
+}  // namespace semel::gateway

@@ -1,0 +1,81 @@
+// Owner: runs one intent to its end for everyone who follows its flight: admission, the paid call,
+// the record.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "engine/engine.hpp"
+#include "gateway/flight.hpp"
+#include "gateway/shape.hpp"
+#include "gateway/state.hpp"
+#include "http/client.hpp"
+
+namespace semel::gateway {
+
+using runtime::Loop;
+using runtime::Task;
+
+/// What the owner needs of the request. Self-contained: the client that brought it may be gone.
+struct Call {
+    core::StoredKey key;
+    core::Fingerprint fingerprint;
+    const config::RouteConfig* route = nullptr;
+    const Upstream* upstream = nullptr;
+    std::string method = "POST";
+    std::string target;
+    std::string headers;   ///< Ready lines for the upstream.
+    BodyPtr body;          ///< As the client sent it; null where `own_body` is sent instead.
+    std::string own_body;  ///< Spliced or made by us.
+    bool has_own_body = false;
+    std::unique_ptr<AnswerShape> shape;
+    /// Set: no call can be made for this request. What is recorded or running is still answered; a
+    /// grant is given back.
+    std::optional<Problem> refused;
+    std::string label;  ///< The operation, readable.
+    telemetry::Route metrics_route = telemetry::Route::chat_completions;
+
+    [[nodiscard]] std::string_view sent_body() const {
+        return has_own_body ? std::string_view(own_body) : std::string_view(body->text);
+    }
+};
+
+core::Policy policy_of(const config::RouteConfig& route, const config::EngineConfig& engine);
+
+/// The problem that says why the store was not asked, or what an operating failure means for the
+/// client.
+Problem store_problem(const base::Error& error);
+
+class Owner {
+  public:
+    Owner(Process::State& state, engine::Engine& engine, http::Client& client)
+        : state_(state), engine_(engine), client_(client) {}
+
+    /// From the admission to the end of the journal; leaves the flight table itself. `flight` was
+    /// entered by the caller.
+    Task<> run(FlightPtr flight, Call& call);
+
+    [[nodiscard]] Process::State& state() { return state_; }
+    [[nodiscard]] engine::Engine& engine() { return engine_; }
+
+  private:
+    struct Attempt;
+    Task<std::unique_ptr<engine::LeaseGuard>> admit(FlightPtr flight, Call& call);
+    Task<> call_upstream(Attempt& attempt);
+    Task<> pump_stream(Attempt& attempt, http::Response& response, AnswerHead head);
+    Task<> pump_plain(Attempt& attempt, http::Response& response, AnswerHead head);
+    Task<> take_failure(Attempt& attempt, http::Response& response, AnswerHead head);
+    Task<> call_failed(Attempt& attempt, const http::CallError& error);
+    Task<> not_complete(Attempt& attempt, core::Fail failure, AnswerShape::Rendered rendered,
+                        const Problem& problem);
+    Task<> record(Attempt& attempt, std::string last);
+    Task<bool> write_chunks(Attempt& attempt, std::string_view last, bool until_done);
+    void leave(Attempt& attempt);
+
+    Process::State& state_;
+    engine::Engine& engine_;
+    http::Client& client_;
+};
+
+}  // namespace semel::gateway

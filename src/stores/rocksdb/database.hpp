@@ -1,0 +1,63 @@
+// RocksDB as this store uses it: opened with fixed options, its errors said in Semel's words. Private to the leaf.
+#pragma once
+
+#include <rocksdb/cache.h>
+#include <rocksdb/db.h>
+#include <rocksdb/write_buffer_manager.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+
+namespace semel::stores {
+
+/// Collects what RocksDB warns of; RocksDB's own log file is not written. Thread-safe.
+class WarningLog;
+
+/// What all openings of one store share.
+struct DatabaseOptions {
+    std::string path;
+    bool sync = true;
+    std::shared_ptr<rocksdb::Cache> cache;
+    std::shared_ptr<rocksdb::WriteBufferManager> memtables;
+};
+
+/// The budget of `block_cache_bytes` as one cache that memtables are charged to.
+DatabaseOptions make_database_options(std::string path, bool sync, std::size_t block_cache_bytes);
+
+/// An open database. Destroying it closes it; nothing may use it then.
+struct Database {
+    Database() = default;
+    Database(const Database&) = delete;
+    Database& operator=(const Database&) = delete;
+    ~Database();
+
+    std::unique_ptr<rocksdb::DB> db;
+    rocksdb::ColumnFamilyHandle* meta = nullptr;
+    rocksdb::ColumnFamilyHandle* index = nullptr;
+    rocksdb::ColumnFamilyHandle* answers = nullptr;
+    rocksdb::ColumnFamilyHandle* chunks = nullptr;
+    rocksdb::ColumnFamilyHandle* conversations = nullptr;
+    /// A flush or compaction failed: no write will succeed until the database is opened again.
+    std::shared_ptr<std::atomic<bool>> background_failed;
+    std::uint64_t log_bytes_dropped = 0;  ///< By the recovery of this opening.
+    std::string log_dropped;              ///< RocksDB's words about it.
+    bool read_only = false;
+};
+
+/// Opens or creates. read_only: replays the log into memory and writes nothing, for a full disk. Errors as
+/// open_rocksdb_store.
+base::Result<std::unique_ptr<Database>> open_database(const DatabaseOptions& options, bool read_only);
+
+/// Says what failed in Semel's words. `what` is the sentence's beginning.
+base::Error to_error(const rocksdb::Status& status, const std::string& path, const std::string& what);
+
+/// Free bytes for this process where `path` lies; the largest number if nobody can tell.
+std::uint64_t free_bytes(const std::string& path);
+
+}  // namespace semel::stores

@@ -1,0 +1,36 @@
+import pytest
+
+import harness
+from upstream import Upstream
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.option.collectonly and not harness.BINARY.exists():
+        pytest.exit(f"{harness.BINARY} is not there: build it (cmake --preset release && ninja -C build/release semel), "
+                    "or name another one with SEMEL_BIN", returncode=2)
+
+
+@pytest.fixture
+def up():
+    upstream = Upstream()
+    yield upstream
+    upstream.close()
+
+
+@pytest.fixture
+def make(tmp_path, up):
+    """make(**config) -> a Semel in front of `up`, not started. All are ended after the test."""
+    made = []
+
+    def build(upstream=up, folder=None, **config):
+        semel = harness.Semel(folder or tmp_path / f"semel{len(made)}", upstream, **config)
+        made.append(semel)
+        return semel
+    yield build
+    for semel in made:
+        semel.clean_up()
+
+
+@pytest.fixture
+def semel(make):
+    return make().start()
