@@ -23,8 +23,8 @@ TEST(Key, one_text_split_into_parts_in_two_ways_never_encodes_alike) {
         for (std::size_t b = a; b <= text.size(); ++b) {
             for (std::size_t c = b; c <= text.size(); ++c) {
                 for (std::size_t d = c; d <= text.size(); ++d) {
-                    const Parts parts{text.substr(0, a), text.substr(a, b - a), text.substr(b, c - b),
-                                      text.substr(c, d - c), text.substr(d)};
+                    const Parts parts{text.substr(0, a), text.substr(a, b - a),
+                                      text.substr(b, c - b), text.substr(c, d - c), text.substr(d)};
                     const auto [it, fresh] = seen.emplace(encoded(parts).value(), parts);
                     EXPECT_TRUE(fresh || it->second == parts);
                 }
@@ -38,7 +38,8 @@ TEST(Key, random_parts_of_hostile_bytes_never_collide) {
     constexpr std::uint32_t seed = 20260101;
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    // Length bytes, separators, NUL and high bytes: whatever an encoding could mistake for structure.
+    // Length bytes, separators, NUL and high bytes: whatever an encoding could mistake for
+    // structure.
     const std::string alphabet("\0\1\2\3:/|\xff", 8);
     std::map<std::string, Parts> seen;
     for (int i = 0; i < 100'000; ++i) {

@@ -10,8 +10,8 @@
 namespace semel::core {
 namespace {
 
-// Which optional parts follow; a bit that is not set costs nothing. The common ones come first: a varint of 14 bits is two
-// bytes. The parts themselves are written in the order of read_record.
+// Which optional parts follow; a bit that is not set costs nothing. The common ones come first: a
+// varint of 14 bits is two bytes. The parts themselves are written in the order of read_record.
 enum Part : std::uint64_t {
     part_message = 1 << 0,       // policy.kind; the bit is the value
     part_call_started = 1 << 1,  // the bit is the value
@@ -28,8 +28,8 @@ enum Part : std::uint64_t {
     part_usage = 1 << 12,
     part_due = 1 << 13,
     part_failure = 1 << 14,
-    part_counters = 1 << 15,          // all but attempt
-    part_final = 1 << 16,             // the bit is the value, as in the rest
+    part_counters = 1 << 15,  // all but attempt
+    part_final = 1 << 16,     // the bit is the value, as in the rest
     part_cancelled = 1 << 17,
     part_scheduled_copy = 1 << 18,
     part_letter_published = 1 << 19,
@@ -70,8 +70,11 @@ std::uint64_t zigzag(std::int64_t value) {
 std::int64_t unzigzag(std::uint64_t value) {
     return static_cast<std::int64_t>((value >> 1) ^ (~(value & 1) + 1));
 }
-/// Times are near the token, which is one; differences are taken modulo 2^64, so no value can overflow.
-std::int64_t difference(std::uint64_t a, std::uint64_t b) { return static_cast<std::int64_t>(a - b); }
+/// Times are near the token, which is one; differences are taken modulo 2^64, so no value can
+/// overflow.
+std::int64_t difference(std::uint64_t a, std::uint64_t b) {
+    return static_cast<std::int64_t>(a - b);
+}
 
 class Writer {
   public:
@@ -102,7 +105,8 @@ class Writer {
     std::string& out_;
 };
 
-/// Reads within bounds. After the first mistake every read gives zero, and `problem` stays at what was first wrong.
+/// Reads within bounds. After the first mistake every read gives zero, and `problem` stays at what
+/// was first wrong.
 class Reader {
   public:
     explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -148,8 +152,8 @@ class Reader {
     std::uint32_t count32() {
         return static_cast<std::uint32_t>(at_most(UINT32_MAX, "a counter is above 2^32"));
     }
-    /// How many elements follow; each takes at least `min_bytes`, so a count that cannot be true is refused before anything
-    /// is allocated.
+    /// How many elements follow; each takes at least `min_bytes`, so a count that cannot be true is
+    /// refused before anything is allocated.
     std::size_t elements(std::size_t min_bytes) {
         const std::uint64_t count = varint();
         if (count <= left() / min_bytes) return static_cast<std::size_t>(count);
@@ -171,7 +175,8 @@ class Reader {
     }
     std::uint64_t fixed64() {
         std::uint64_t value = 0;
-        for (int shift = 0; shift < 64; shift += 8) value |= static_cast<std::uint64_t>(byte()) << shift;
+        for (int shift = 0; shift < 64; shift += 8)
+            value |= static_cast<std::uint64_t>(byte()) << shift;
         return value;
     }
 
@@ -189,12 +194,14 @@ constexpr std::size_t id_min_bytes = 1;
 
 StoreTime expiry_by_policy(const Record& record) {
     // Modulo 2^64: the numbers may come from damaged bytes.
-    const auto retention = static_cast<std::uint64_t>(record.policy.retention_completed.count()) * 1000;
+    const auto retention =
+        static_cast<std::uint64_t>(record.policy.retention_completed.count()) * 1000;
     return {static_cast<std::int64_t>(static_cast<std::uint64_t>(record.completed.us) + retention)};
 }
 
 bool expires_by_policy(const Record& record) {
-    return record.completed.us != 0 && record.expires.us != 0 && record.expires == expiry_by_policy(record);
+    return record.completed.us != 0 && record.expires.us != 0 &&
+           record.expires == expiry_by_policy(record);
 }
 
 std::uint64_t parts_of(const Record& record) {
@@ -233,7 +240,8 @@ void write_policy(Writer& writer, const Policy& policy) {
     const Policy usual;
     std::uint64_t parts = 0;
     const auto set = [&](std::uint64_t part, bool present) { parts |= present ? part : 0; };
-    set(policy_choices, policy.on_unknown != usual.on_unknown || policy.on_failed != usual.on_failed);
+    set(policy_choices,
+        policy.on_unknown != usual.on_unknown || policy.on_failed != usual.on_failed);
     set(policy_attempts, policy.max_attempts != usual.max_attempts);
     set(policy_crashes, policy.max_crashes != usual.max_crashes);
     set(policy_completed, policy.retention_completed != usual.retention_completed);
@@ -252,7 +260,8 @@ void write_policy(Writer& writer, const Policy& policy) {
 }
 
 void read_policy(Reader& reader, Policy& policy) {
-    const std::uint64_t parts = reader.at_most(policy_parts_known, "the policy has a part that this version does not know");
+    const std::uint64_t parts =
+        reader.at_most(policy_parts_known, "the policy has a part that this version does not know");
     if ((parts & policy_choices) != 0) {
         const std::uint8_t choices = reader.byte();
         const unsigned on_unknown = choices >> 4;
@@ -265,8 +274,10 @@ void read_policy(Reader& reader, Policy& policy) {
     }
     if ((parts & policy_attempts) != 0) policy.max_attempts = reader.count32();
     if ((parts & policy_crashes) != 0) policy.max_crashes = reader.count32();
-    if ((parts & policy_completed) != 0) policy.retention_completed = milliseconds{reader.signed_varint()};
-    if ((parts & policy_failed) != 0) policy.retention_failed = milliseconds{reader.signed_varint()};
+    if ((parts & policy_completed) != 0)
+        policy.retention_completed = milliseconds{reader.signed_varint()};
+    if ((parts & policy_failed) != 0)
+        policy.retention_failed = milliseconds{reader.signed_varint()};
     if ((parts & policy_dead) != 0) policy.retention_dead = milliseconds{reader.signed_varint()};
 }
 
@@ -300,13 +311,15 @@ void write_answer(Writer& writer, const Answer& answer, bool with_body) {
 }
 
 void read_answer(Reader& reader, Answer& answer) {
-    const std::uint64_t parts = reader.at_most(answer_parts_known, "the answer has a part that this version does not know");
+    const std::uint64_t parts =
+        reader.at_most(answer_parts_known, "the answer has a part that this version does not know");
     const std::uint64_t kind = parts & answer_kind;
     if (kind == 0) return reader.refuse("the answer's body is of no kind");
     answer.body_kind = static_cast<BodyKind>(kind);
     answer.stream = (parts & answer_stream) != 0;
     if ((parts & answer_status) != 0) {
-        answer.http_status = static_cast<std::uint16_t>(reader.at_most(UINT16_MAX, "the answer's status is no HTTP status"));
+        answer.http_status = static_cast<std::uint16_t>(
+            reader.at_most(UINT16_MAX, "the answer's status is no HTTP status"));
     }
     if ((parts & answer_type) != 0) answer.content_type = reader.text();
     if ((parts & answer_headers) != 0) {
@@ -319,7 +332,8 @@ void read_answer(Reader& reader, Answer& answer) {
     if ((parts & answer_body_bytes) != 0) answer.body_bytes = reader.varint();
     if ((parts & answer_digest) != 0) reader.raw(answer.body_digest.bytes);
     if ((parts & answer_chunks) != 0) answer.chunk_count = reader.count32();
-    if ((parts & answer_body) != 0) answer.body = std::make_shared<const std::string>(reader.view());
+    if ((parts & answer_body) != 0)
+        answer.body = std::make_shared<const std::string>(reader.view());
 }
 
 void write_usage(Writer& writer, const Usage& usage) {
@@ -339,14 +353,16 @@ void read_usage(Reader& reader, Usage& usage) {
     usage.cached_tokens = reader.signed_varint();
     usage.reasoning_tokens = reader.signed_varint();
     const std::size_t ids = reader.elements(id_min_bytes);
-    for (std::size_t i = 0; i < ids && reader.ok(); ++i) usage.upstream_ids.push_back(reader.text());
+    for (std::size_t i = 0; i < ids && reader.ok(); ++i)
+        usage.upstream_ids.push_back(reader.text());
 }
 
 void read_record(Reader& reader, Record& record) {
     const std::uint8_t status = reader.byte();
     if (status < 1 || status > 5) return reader.refuse("the status is none of the five");
     record.status = static_cast<Status>(status);
-    const std::uint64_t parts = reader.at_most(parts_known, "a part is marked that this version does not know");
+    const std::uint64_t parts =
+        reader.at_most(parts_known, "a part is marked that this version does not know");
     const auto has = [&](Part part) { return (parts & part) != 0; };
     record.final = has(part_final);
     record.cancelled = has(part_cancelled);
@@ -359,8 +375,8 @@ void read_record(Reader& reader, Record& record) {
     record.attempt = reader.count32();
     record.token.value = reader.varint();
     const auto time = [&] {
-        return StoreTime{static_cast<std::int64_t>(record.token.value +
-                                                   static_cast<std::uint64_t>(reader.signed_varint()))};
+        return StoreTime{static_cast<std::int64_t>(
+            record.token.value + static_cast<std::uint64_t>(reader.signed_varint()))};
     };
     record.created = time();
     reader.raw(record.fingerprint.raw.bytes);
@@ -394,18 +410,23 @@ void read_record(Reader& reader, Record& record) {
     if (has(part_failure)) {
         record.failure.code = reader.text();
         record.failure.message = reader.text();
-        record.failure.http_status = static_cast<std::uint16_t>(reader.at_most(UINT16_MAX, "the failure's status is no HTTP status"));
+        record.failure.http_status = static_cast<std::uint16_t>(
+            reader.at_most(UINT16_MAX, "the failure's status is no HTTP status"));
     }
     if (has(part_usage)) read_usage(reader, record.usage);
     if (has(part_label)) record.label = reader.text();
     if (reader.left() != 0) return reader.refuse("bytes are left after the end");
-    // What decide() asserts of every record that it writes: found here it is damage, found there it ends the process.
-    if (record.token.value >= std::uint64_t{1} << 53) return reader.refuse("the token is above 2^53");
+    // What decide() asserts of every record that it writes: found here it is damage, found there it
+    // ends the process.
+    if (record.token.value >= std::uint64_t{1} << 53)
+        return reader.refuse("the token is above 2^53");
     if (record.uncharged_attempts > record.attempt) {
         return reader.refuse("more attempts are uncharged than there were");
     }
-    if (record.final && record.status != Status::failed) return reader.refuse("final, but not FAILED");
-    if (undecided(record) && record.expires.us != 0) return reader.refuse("undecided, but it expires");
+    if (record.final && record.status != Status::failed)
+        return reader.refuse("final, but not FAILED");
+    if (undecided(record) && record.expires.us != 0)
+        return reader.refuse("undecided, but it expires");
 }
 
 }  // namespace
@@ -463,8 +484,10 @@ base::Result<Record> decode_record(std::string_view bytes) {
     const std::uint8_t version = reader.byte();
     if (version > record_format_version) {
         return base::Error{.code = base::ErrorCode::store_version,
-                           .detail = "record is of format " + std::to_string(version) + ", this program reads up to " +
-                                     std::to_string(record_format_version) + "; start the version that wrote it"};
+                           .detail = "record is of format " + std::to_string(version) +
+                                     ", this program reads up to " +
+                                     std::to_string(record_format_version) +
+                                     "; start the version that wrote it"};
     }
     Record record;
     if (version == 0) {
@@ -474,7 +497,8 @@ base::Result<Record> decode_record(std::string_view bytes) {
     }
     if (!reader.ok()) {
         return base::Error{.code = base::ErrorCode::store_corrupt,
-                           .detail = "record of " + std::to_string(bytes.size()) + " bytes is damaged at byte " +
+                           .detail = "record of " + std::to_string(bytes.size()) +
+                                     " bytes is damaged at byte " +
                                      std::to_string(reader.problem_at()) + ": " + reader.problem() +
                                      "; restore it from a copy or remove it"};
     }

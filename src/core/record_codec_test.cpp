@@ -23,7 +23,8 @@ class Records {
         record.scheduled_copy = maybe();
         record.follows_unknown = maybe();
         record.attempt = small();
-        record.uncharged_attempts = record.attempt == 0 ? 0 : static_cast<std::uint32_t>(below(record.attempt));
+        record.uncharged_attempts =
+            record.attempt == 0 ? 0 : static_cast<std::uint32_t>(below(record.attempt));
         record.crashes_charged = maybe() ? small() : 0;
         record.possible_second_payments = maybe() ? small() : 0;
         record.generation = maybe() ? small() : 1;
@@ -42,14 +43,15 @@ class Records {
         if (maybe()) bytes(record.nonce.bytes);
         if (maybe()) record.owner = {text(), text()};
         if (maybe()) {
-            record.policy = {.kind = maybe() ? IntentKind::message : IntentKind::http,
-                             .on_unknown = static_cast<OnUnknown>(1 + below(3)),
-                             .on_failed = static_cast<OnFailed>(1 + below(2)),
-                             .max_attempts = small(),
-                             .max_crashes = small(),
-                             .retention_completed = milliseconds{small()},
-                             .retention_failed = milliseconds{static_cast<std::int64_t>(any() >> 20)},
-                             .retention_dead = milliseconds{small()}};
+            record.policy = {
+                .kind = maybe() ? IntentKind::message : IntentKind::http,
+                .on_unknown = static_cast<OnUnknown>(1 + below(3)),
+                .on_failed = static_cast<OnFailed>(1 + below(2)),
+                .max_attempts = small(),
+                .max_crashes = small(),
+                .retention_completed = milliseconds{small()},
+                .retention_failed = milliseconds{static_cast<std::int64_t>(any() >> 20)},
+                .retention_dead = milliseconds{small()}};
         }
         if (maybe()) record.answer = answer();
         if (maybe()) record.failure = {text(), text(), static_cast<std::uint16_t>(any())};
@@ -170,7 +172,8 @@ void expect_harmless(const std::string& bytes) {
     }
     const auto record = std::make_shared<const Record>(*decoded);
     decide(record, Release{record->token, record->nonce}, StoreTime{1'000'000});
-    decide(record, Acquire{.fingerprint = record->fingerprint, .not_after = {2'000'000}}, StoreTime{1'000'000});
+    decide(record, Acquire{.fingerprint = record->fingerprint, .not_after = {2'000'000}},
+           StoreTime{1'000'000});
     // What was read is written the same way.
     EXPECT_EQ(encoded(*decoded).size(), encoded(*decode_record(encoded(*decoded))).size());
 }
@@ -215,8 +218,13 @@ TEST(RecordCodec, a_bare_message_record_takes_at_most_100_bytes_in_every_status)
         decide(claimed, Complete{claimed->token, claimed->nonce, Answer{}, {}, {}}, later).record;
     EXPECT_EQ(done->status, Status::completed);
     EXPECT_LE(encoded(*done).size(), 100U);
-    const RecordPtr waits =
-        decide(claimed, Fail{.token = claimed->token, .nonce = claimed->nonce, .failure = {"timeout", "", 0}, .delay = std::chrono::minutes{10}}, later).record;
+    const RecordPtr waits = decide(claimed,
+                                   Fail{.token = claimed->token,
+                                        .nonce = claimed->nonce,
+                                        .failure = {"timeout", "", 0},
+                                        .delay = std::chrono::minutes{10}},
+                                   later)
+                                .record;
     EXPECT_EQ(waits->status, Status::failed);
     EXPECT_LE(encoded(*waits).size(), 110U);  // its failure has words
 }
@@ -226,7 +234,8 @@ TEST(RecordCodec, every_truncation_is_corrupt_and_names_its_byte) {
     for (int i = 0; i < 40; ++i) {
         const std::string bytes = encoded(records.next());
         for (std::size_t size = 0; size < bytes.size(); ++size) {
-            const base::Result<Record> decoded = decode_record(std::string_view(bytes).substr(0, size));
+            const base::Result<Record> decoded =
+                decode_record(std::string_view(bytes).substr(0, size));
             ASSERT_FALSE(decoded) << "record " << i << " cut to " << size;
             EXPECT_EQ(decoded.error().code, base::ErrorCode::store_corrupt);
             EXPECT_NE(decoded.error().detail.find("at byte "), std::string::npos);

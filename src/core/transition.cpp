@@ -1,4 +1,5 @@
-// The transition table. One function per operation; each says what it does with the record that was found.
+// The transition table. One function per operation; each says what it does with the record that was
+// found.
 #include "core/transition.hpp"
 
 #include <algorithm>
@@ -31,14 +32,17 @@ milliseconds remaining(StoreTime until, StoreTime now) {
     return std::chrono::ceil<milliseconds>(until - now);
 }
 
-/// Whether the current attempt is one of uncharged_attempts. Needs no field of its own: an attempt that ended in FAILED or
-/// DEAD is charged exactly if its call may have been processed, and that is what call_started says there.
+/// Whether the current attempt is one of uncharged_attempts. Needs no field of its own: an attempt
+/// that ended in FAILED or DEAD is charged exactly if its call may have been processed, and that is
+/// what call_started says there.
 bool uncharged(const Record& record) {
-    return (record.status == Status::failed || record.status == Status::dead) && !record.call_started;
+    return (record.status == Status::failed || record.status == Status::dead) &&
+           !record.call_started;
 }
 
-/// Says of the current attempt, which ends with `status`, whether its call may have been processed. Saying the same again
-/// changes nothing, saying the opposite (a late truth) takes the former charge back.
+/// Says of the current attempt, which ends with `status`, whether its call may have been processed.
+/// Saying the same again changes nothing, saying the opposite (a late truth) takes the former
+/// charge back.
 void settle_attempt(Record& record, Status status, bool may_be_processed) {
     if (uncharged(record)) --record.uncharged_attempts;
     record.status = status;
@@ -59,7 +63,8 @@ StoreTime expiry(const Record& record, StoreTime now) {
         case Status::completed:
             return now + record.policy.retention_completed;
         case Status::failed:
-            return now + (record.final ? record.policy.retention_completed : record.policy.retention_failed);
+            return now + (record.final ? record.policy.retention_completed
+                                       : record.policy.retention_failed);
         case Status::dead:
             return now + record.policy.retention_dead;
         case Status::processing:
@@ -69,7 +74,8 @@ StoreTime expiry(const Record& record, StoreTime now) {
     SEMEL_ASSERT(false, "PROCESSING and UNKNOWN are undecided");
 }
 
-/// Decides on one record. Holds the found state, and the copy that replaces it once a step is taken.
+/// Decides on one record. Holds the found state, and the copy that replaces it once a step is
+/// taken.
 class Decision {
   public:
     Decision(const RecordPtr& found, StoreTime now)
@@ -117,7 +123,8 @@ class Decision {
     }
 
     Transition operator()(Renew&& op) {
-        // Also after the lease's end, as long as nobody took over: the owner has proved that it lives.
+        // Also after the lease's end, as long as nobody took over: the owner has proved that it
+        // lives.
         if (!owned(op.token, op.nonce) || live_->status != Status::processing) return fenced();
         Record next = *live_;
         next.lease_end = now_ + op.lease;
@@ -126,8 +133,8 @@ class Decision {
     }
 
     Transition operator()(Release&& op) {
-        const bool mine = live_ && live_->nonce == op.nonce &&
-                          (op.token.value == 0 || live_->token == op.token);
+        const bool mine =
+            live_ && live_->nonce == op.nonce && (op.token.value == 0 || live_->token == op.token);
         if (!mine) return fenced();
         if (live_->status == Status::failed && !live_->final) return unchanged(Applied{live_});
         if (live_->status != Status::processing) return fenced();
@@ -151,8 +158,7 @@ class Decision {
     Transition operator()(Fail&& op) {
         if (!owned(op.token, op.nonce) || live_->status == Status::completed) return fenced();
         if (live_->final) {
-            const bool repeated =
-                !live_->cancelled && op.certainty == Certainty::refused_for_good;
+            const bool repeated = !live_->cancelled && op.certainty == Certainty::refused_for_good;
             return repeated ? unchanged(Applied{live_}) : fenced();
         }
         Record next = *live_;
@@ -164,8 +170,9 @@ class Decision {
         } else {
             const bool may_be_processed = op.certainty == Certainty::unknown;
             Status status = Status::failed;
-            // Somebody may be acting on DEAD (publishing its letter) and nothing would run the intent again: what the
-            // owner says is kept, but it takes an answer or a person to leave DEAD.
+            // Somebody may be acting on DEAD (publishing its letter) and nothing would run the
+            // intent again: what the owner says is kept, but it takes an answer or a person to
+            // leave DEAD.
             if (live_->status == Status::dead) {
                 status = Status::dead;
             } else if (may_be_processed && live_->policy.on_unknown != OnUnknown::rerun) {
@@ -176,8 +183,8 @@ class Decision {
                                   live_->call_started == next.call_started;
             if (repeated) return unchanged(Applied{live_});
         }
-        const bool waits = next.status == Status::failed && !next.final &&
-                           next.policy.kind == IntentKind::message;
+        const bool waits =
+            next.status == Status::failed && !next.final && next.policy.kind == IntentKind::message;
         next.due = waits ? now_ + op.delay : StoreTime{};
         next.scheduled_copy = waits && op.scheduled_copy;
         next.failure = std::move(op.failure);
@@ -190,7 +197,8 @@ class Decision {
     Transition operator()(Cancel&& op) {
         if (!owned(op.token, op.nonce)) return fenced();
         if (live_->cancelled) return unchanged(Applied{live_});
-        if (live_->status != Status::processing && live_->status != Status::unknown) return fenced();
+        if (live_->status != Status::processing && live_->status != Status::unknown)
+            return fenced();
         Record next = *live_;
         next.status = Status::failed;
         next.final = true;
@@ -273,8 +281,9 @@ class Decision {
     [[nodiscard]] bool held() const {
         return live_->status == Status::unknown || live_->status == Status::dead;
     }
-    /// A dead lease's call may have been processed and the policy forbids another without a decision. The policy is the
-    /// one the attempt was granted under, so that it does not matter who notices.
+    /// A dead lease's call may have been processed and the policy forbids another without a
+    /// decision. The policy is the one the attempt was granted under, so that it does not matter
+    /// who notices.
     [[nodiscard]] bool held_by_policy() const {
         return live_->call_started && live_->policy.on_unknown != OnUnknown::rerun;
     }
@@ -292,10 +301,12 @@ class Decision {
         SEMEL_ASSERT(next.token.value != 0 && next.token.value < token_limit,
                      "a token is above 0 and exact in a double");
         SEMEL_ASSERT(!found_ || next.token >= found_->token, "a key's token never falls");
-        SEMEL_ASSERT(!live_ || live_->status != Status::completed, "a completed record is immutable");
+        SEMEL_ASSERT(!live_ || live_->status != Status::completed,
+                     "a completed record is immutable");
         SEMEL_ASSERT(!live_ || next.attempt >= live_->attempt, "the count of attempts never falls");
         SEMEL_ASSERT(next.uncharged_attempts <= next.attempt, "only attempts can be uncharged");
-        SEMEL_ASSERT(undecided(next) == (next.expires.us == 0), "exactly the undecided never expire");
+        SEMEL_ASSERT(undecided(next) == (next.expires.us == 0),
+                     "exactly the undecided never expire");
         SEMEL_ASSERT(!next.final || next.status == Status::failed, "only FAILED is final");
         return std::make_shared<const Record>(std::move(next));
     }
@@ -320,8 +331,8 @@ class Decision {
         return next;
     }
 
-    /// A decision over the owner's head: a new token, and a nonce that nobody has, so that neither of its two names lets
-    /// the former owner write.
+    /// A decision over the owner's head: a new token, and a nonce that nobody has, so that neither
+    /// of its two names lets the former owner write.
     [[nodiscard]] Record orphan(const Record& from) const {
         Record next = from;
         next.token = next_token(from.token, now_);
@@ -331,7 +342,8 @@ class Decision {
         return next;
     }
 
-    /// FAILED and due with fresh budgets. call_started stays: if the outcome was unknown, the next attempt may pay again.
+    /// FAILED and due with fresh budgets. call_started stays: if the outcome was unknown, the next
+    /// attempt may pay again.
     Record begin_anew(Record next) const {
         next.status = Status::failed;
         next.uncharged_attempts = next.attempt;
@@ -379,7 +391,8 @@ class Decision {
         return granted(std::move(next), Granted::Kind::repeated, Write::volatile_);
     }
 
-    /// `former` is the state after the attempt before this one was settled. Its failure stays, to say why there is a retry.
+    /// `former` is the state after the attempt before this one was settled. Its failure stays, to
+    /// say why there is a retry.
     Transition grant_again(Acquire&& op, Record former, Granted::Kind kind) const {
         former.follows_unknown = former.call_started;
         if (former.follows_unknown) ++former.possible_second_payments;
@@ -438,8 +451,7 @@ FencingToken next_token(FencingToken previous, StoreTime now) {
 
 Transition decide(const RecordPtr& found, Operation operation, StoreTime now) {
     Decision decision(found, now);
-    return std::visit(
-        [&](auto& op) { return decision(std::move(op)); }, operation);
+    return std::visit([&](auto& op) { return decision(std::move(op)); }, operation);
 }
 
 }  // namespace semel::core

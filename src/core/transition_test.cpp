@@ -10,8 +10,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What the contract suite cannot see from outside: which writes a decision asks for, that it is pure, and that every guard
-// compares both names of an owner in every status. The rows themselves are in tests/contract.
+// What the contract suite cannot see from outside: which writes a decision asks for, that it is
+// pure, and that every guard compares both names of an owner in every status. The rows themselves
+// are in tests/contract.
 
 constexpr StoreTime now{1'800'000'000'000'000};
 
@@ -35,7 +36,8 @@ Fail failed(FencingToken token, const Nonce& with, Certainty certainty) {
     return {.token = token, .nonce = with, .certainty = certainty, .failure = {"code", "words", 0}};
 }
 
-/// One record in each state that an operation can meet, all under the token and nonce of the first grant.
+/// One record in each state that an operation can meet, all under the token and nonce of the first
+/// grant.
 std::map<std::string, RecordPtr> states() {
     std::map<std::string, RecordPtr> out;
     Acquire limited = claim(1);
@@ -45,12 +47,14 @@ std::map<std::string, RecordPtr> states() {
     const RecordPtr started = decide(claimed, Start{token, nonce(1)}, now).record;
     out["processing"] = claimed;
     out["started"] = started;
-    out["completed"] = decide(started, Complete{token, nonce(1), Answer{.http_status = 200}, {}, {}}, now).record;
+    out["completed"] =
+        decide(started, Complete{token, nonce(1), Answer{.http_status = 200}, {}, {}}, now).record;
     out["failed"] = decide(started, failed(token, nonce(1), Certainty::not_processed), now).record;
     out["released"] = decide(claimed, Release{token, nonce(1)}, now).record;
     out["swept"] = decide(claimed, Settle{token}, now + 1h).record;
     out["unknown"] = decide(started, failed(token, nonce(1), Certainty::unknown), now).record;
-    out["refused"] = decide(started, failed(token, nonce(1), Certainty::refused_for_good), now).record;
+    out["refused"] =
+        decide(started, failed(token, nonce(1), Certainty::refused_for_good), now).record;
     out["cancelled"] = decide(started, Cancel{token, nonce(1), {}}, now).record;
     Acquire rerun = limited;
     rerun.policy.on_unknown = OnUnknown::rerun;
@@ -66,10 +70,16 @@ const std::map<std::string, std::function<Operation(FencingToken, Nonce)>> owner
     {"start", [](FencingToken t, Nonce n) { return Operation{Start{t, n}}; }},
     {"renew", [](FencingToken t, Nonce n) { return Operation{Renew{t, n, 10s}}; }},
     {"release", [](FencingToken t, Nonce n) { return Operation{Release{t, n}}; }},
-    {"complete", [](FencingToken t, Nonce n) { return Operation{Complete{t, n, Answer{.http_status = 201}, {}, {}}}; }},
-    {"fail free", [](FencingToken t, Nonce n) { return Operation{failed(t, n, Certainty::not_processed)}; }},
-    {"fail unknown", [](FencingToken t, Nonce n) { return Operation{failed(t, n, Certainty::unknown)}; }},
-    {"refuse", [](FencingToken t, Nonce n) { return Operation{failed(t, n, Certainty::refused_for_good)}; }},
+    {"complete",
+     [](FencingToken t, Nonce n) {
+         return Operation{Complete{t, n, Answer{.http_status = 201}, {}, {}}};
+     }},
+    {"fail free",
+     [](FencingToken t, Nonce n) { return Operation{failed(t, n, Certainty::not_processed)}; }},
+    {"fail unknown",
+     [](FencingToken t, Nonce n) { return Operation{failed(t, n, Certainty::unknown)}; }},
+    {"refuse",
+     [](FencingToken t, Nonce n) { return Operation{failed(t, n, Certainty::refused_for_good)}; }},
     {"cancel", [](FencingToken t, Nonce n) { return Operation{Cancel{t, n, {}}}; }},
 };
 
@@ -77,19 +87,23 @@ const std::map<std::string, std::function<Operation(FencingToken, Nonce)>> owner
 char verdict(const Transition& transition) {
     if (std::holds_alternative<Fenced>(transition.outcome)) return 'F';
     switch (transition.write) {
-        case Transition::Write::none: return '=';
-        case Transition::Write::volatile_: return 'v';
-        case Transition::Write::durable: return 'W';
+        case Transition::Write::none:
+            return '=';
+        case Transition::Write::volatile_:
+            return 'v';
+        case Transition::Write::durable:
+            return 'W';
     }
     return '?';
 }
 
 TEST(Transition, the_owner_may_do_exactly_what_the_table_says) {
-    // Columns as in owner_operations (sorted): cancel, complete, fail free, fail unknown, refuse, release, renew, start.
+    // Columns as in owner_operations (sorted): cancel, complete, fail free, fail unknown, refuse,
+    // release, renew, start.
     const std::map<std::string, std::string> table{
-        {"processing", "WWWWWWvW"}, {"started", "WWWWWWv="},   {"completed", "F=FFFFFF"},
-        {"failed", "FW=WW=FF"},     {"released", "FWWWW=FF"},  {"swept", "FWWWW=FF"},
-        {"unknown", "WWW=WFFF"},    {"refused", "FFFF=FFF"},   {"cancelled", "=FFFFFFF"},
+        {"processing", "WWWWWWvW"}, {"started", "WWWWWWv="},  {"completed", "F=FFFFFF"},
+        {"failed", "FW=WW=FF"},     {"released", "FWWWW=FF"}, {"swept", "FWWWW=FF"},
+        {"unknown", "WWW=WFFF"},    {"refused", "FFFF=FFF"},  {"cancelled", "=FFFFFFF"},
         {"dead", "FWWWWFFF"},
     };
     for (const auto& [name, record] : states()) {
@@ -104,9 +118,9 @@ TEST(Transition, the_owner_may_do_exactly_what_the_table_says) {
 TEST(Transition, either_name_of_the_owner_alone_is_fenced_in_every_status) {
     for (const auto& [name, record] : states()) {
         for (const auto& [op_name, make] : owner_operations) {
-            for (const Operation& op :
-                 {make({record->token.value + 1}, record->nonce), make({record->token.value - 1}, record->nonce),
-                  make(record->token, nonce(77)), make({}, nonce(77))}) {
+            for (const Operation& op : {make({record->token.value + 1}, record->nonce),
+                                        make({record->token.value - 1}, record->nonce),
+                                        make(record->token, nonce(77)), make({}, nonce(77))}) {
                 const Transition transition = decide(record, op, now);
                 EXPECT_EQ(verdict(transition), 'F') << op_name << " on " << name;
                 EXPECT_EQ(transition.write, Transition::Write::none);
@@ -157,14 +171,19 @@ TEST(Transition, only_a_renewal_and_a_repeated_acquire_are_volatile) {
 TEST(Transition, an_expired_record_is_absent_for_everybody_but_bounds_the_next_token) {
     Record old;
     old.status = Status::completed;
-    old.token.value = static_cast<std::uint64_t>(now.us) + 5'000'000;  // the store's clock fell back since
+    old.token.value =
+        static_cast<std::uint64_t>(now.us) + 5'000'000;  // the store's clock fell back since
     old.nonce = nonce(1);
     old.attempt = 4;
     old.expires = now;
     const auto found = std::make_shared<const Record>(old);
     EXPECT_EQ(std::get<Found>(decide(found, Get{}, now).outcome).record, nullptr);
-    EXPECT_EQ(std::get<Fenced>(decide(found, Complete{old.token, old.nonce, {}, {}, {}}, now).outcome).record, nullptr);
-    EXPECT_EQ(std::get<Fenced>(decide(found, Resolve{.token_seen = old.token}, now).outcome).record, nullptr);
+    EXPECT_EQ(
+        std::get<Fenced>(decide(found, Complete{old.token, old.nonce, {}, {}, {}}, now).outcome)
+            .record,
+        nullptr);
+    EXPECT_EQ(std::get<Fenced>(decide(found, Resolve{.token_seen = old.token}, now).outcome).record,
+              nullptr);
     const Transition anew = decide(found, claim(1), now);
     const Granted granted = std::get<Granted>(anew.outcome);
     EXPECT_EQ(granted.kind, Granted::Kind::fresh);
@@ -186,9 +205,11 @@ TEST(Transition, an_answers_body_is_moved_and_shared_never_copied) {
     Answer answer;
     answer.body = std::make_shared<const std::string>(1000, 'b');
     const std::string* bytes = answer.body.get();
-    const RecordPtr done = decide(claimed, Complete{claimed->token, nonce(1), answer, {}, {}}, now).record;
+    const RecordPtr done =
+        decide(claimed, Complete{claimed->token, nonce(1), answer, {}, {}}, now).record;
     EXPECT_EQ(done->answer->body.get(), bytes);
-    EXPECT_EQ(std::get<Replay>(decide(done, claim(2), now).outcome).record->answer->body.get(), bytes);
+    EXPECT_EQ(std::get<Replay>(decide(done, claim(2), now).outcome).record->answer->body.get(),
+              bytes);
 }
 
 TEST(Transition, a_charge_follows_the_last_word_about_the_attempt) {

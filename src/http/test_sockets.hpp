@@ -124,6 +124,7 @@ class RawListener {
   public:
     RawListener() : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
         sockaddr_in address = Raw::loopback(0);
+        address.sin_addr.s_addr = htonl(INADDR_ANY);  // also reached as 127.0.0.2
         EXPECT_EQ(::bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
         EXPECT_EQ(::listen(fd_, 64), 0);
         socklen_t size = sizeof address;

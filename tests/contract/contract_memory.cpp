@@ -14,7 +14,8 @@ class MemoryPlace final : public StorePlace {
 
 INSTANTIATE_TEST_SUITE_P(Memory, StoreContract,
                          testing::Values(StoreFactory{
-                             "Memory", [] { return std::make_unique<MemoryPlace>(); }, false, false}),
+                             "Memory", [] { return std::make_unique<MemoryPlace>(); }, false,
+                             false}),
                          test_name);
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What every store promises. The table of transitions is walked row by row through the interface, so that a store that is a
-// port of core::decide is held to the same answers as one that calls it.
+// What every store promises. The table of transitions is walked row by row through the interface,
+// so that a store that is a port of core::decide is held to the same answers as one that calls it.
 #include "contract/store_contract.hpp"
 
 #include <algorithm>
@@ -46,11 +46,25 @@ Failure failure(const std::string& code) { return {code, "for the test", 0}; }
 
 /// Name of the alternative that an outcome holds, for messages.
 std::string name_of(const StoreOutcome& outcome) {
-    static const char* const names[] = {"Granted",      "InFlight",    "NotDue",     "Replay",
-                                        "Mismatch",     "Unknown",     "Exhausted",  "Late",
-                                        "Applied",      "Fenced",      "Found",      "ChunkStored",
-                                        "ChunkFound",   "ChunkMissing", "ConversationFound",
-                                        "ConversationMissing", "TurnsFound", "ConversationDeleted", "Value"};
+    static const char* const names[] = {"Granted",
+                                        "InFlight",
+                                        "NotDue",
+                                        "Replay",
+                                        "Mismatch",
+                                        "Unknown",
+                                        "Exhausted",
+                                        "Late",
+                                        "Applied",
+                                        "Fenced",
+                                        "Found",
+                                        "ChunkStored",
+                                        "ChunkFound",
+                                        "ChunkMissing",
+                                        "ConversationFound",
+                                        "ConversationMissing",
+                                        "TurnsFound",
+                                        "ConversationDeleted",
+                                        "Value"};
     return names[outcome.index()];
 }
 
@@ -127,7 +141,8 @@ StoreContract::Asked StoreContract::ask(const StoredKey& key, StoreOperation ope
 BatchResults StoreContract::submit(std::vector<Item> items) {
     auto promise = std::make_shared<std::promise<BatchResults>>();
     std::future<BatchResults> future = promise->get_future();
-    store->submit(std::move(items), [promise](BatchResults results) { promise->set_value(std::move(results)); });
+    store->submit(std::move(items),
+                  [promise](BatchResults results) { promise->set_value(std::move(results)); });
     return future.get();
 }
 
@@ -251,7 +266,8 @@ TEST_P(StoreContract, a_live_lease_is_in_flight_and_says_whose_and_how_long) {
     EXPECT_EQ(as<Granted>(ask(k, claim(2))).kind, Granted::Kind::takeover);
 }
 
-TEST_P(StoreContract, a_repeated_acquire_gets_the_same_grant_and_a_new_lease_even_if_the_lease_is_dead) {
+TEST_P(StoreContract,
+       a_repeated_acquire_gets_the_same_grant_and_a_new_lease_even_if_the_lease_is_dead) {
     const Granted first = grant(1);
     for (const milliseconds passed : {milliseconds{3s}, milliseconds{lease * 3}}) {
         clock.advance(passed);
@@ -276,7 +292,8 @@ TEST_P(StoreContract, a_repeated_acquire_repeats_that_it_may_pay_a_second_time) 
     EXPECT_EQ(state()->possible_second_payments, 1U);
 }
 
-TEST_P(StoreContract, a_dead_lease_is_taken_over_and_a_started_call_counts_as_possible_second_payment) {
+TEST_P(StoreContract,
+       a_dead_lease_is_taken_over_and_a_started_call_counts_as_possible_second_payment) {
     const Granted first = grant(1);
     clock.advance(lease);
     const Granted second = grant(2);
@@ -395,15 +412,22 @@ TEST_P(StoreContract, a_completed_intent_is_replayed_with_every_byte) {
 
 TEST_P(StoreContract, a_failed_http_intent_is_due_at_once_and_a_failed_message_at_its_time) {
     Granted g = grant(1);
-    as<Applied>(ask(k, Fail{.token = g.token, .nonce = nonce(1), .certainty = Certainty::not_processed,
-                            .failure = failure("upstream-status"), .delay = 1h}));
+    as<Applied>(ask(k, Fail{.token = g.token,
+                            .nonce = nonce(1),
+                            .certainty = Certainty::not_processed,
+                            .failure = failure("upstream-status"),
+                            .delay = 1h}));
     EXPECT_EQ(grant(2).kind, Granted::Kind::retry);
 
     k = key("message");
     policy.kind = IntentKind::message;
     g = grant(1);
-    as<Applied>(ask(k, Fail{.token = g.token, .nonce = nonce(1), .certainty = Certainty::not_processed,
-                            .failure = failure("upstream-status"), .delay = 1h, .scheduled_copy = true}));
+    as<Applied>(ask(k, Fail{.token = g.token,
+                            .nonce = nonce(1),
+                            .certainty = Certainty::not_processed,
+                            .failure = failure("upstream-status"),
+                            .delay = 1h,
+                            .scheduled_copy = true}));
     NotDue wait = as<NotDue>(ask(k, claim(2)));
     EXPECT_EQ(wait.remaining, 1h);
     EXPECT_TRUE(wait.scheduled_copy);
@@ -417,7 +441,8 @@ TEST_P(StoreContract, a_failed_http_intent_is_due_at_once_and_a_failed_message_a
     EXPECT_FALSE(state()->scheduled_copy);
 }
 
-TEST_P(StoreContract, a_retry_after_an_unknown_outcome_is_counted_and_one_after_a_free_failure_is_not) {
+TEST_P(StoreContract,
+       a_retry_after_an_unknown_outcome_is_counted_and_one_after_a_free_failure_is_not) {
     Granted g = grant(1);
     as<Applied>(fail(g, 1, Certainty::not_processed));
     g = grant(2);
@@ -577,9 +602,11 @@ TEST_P(StoreContract, a_refusal_for_good_is_kept_and_replayed) {
     const Granted g = grant(1);
     Answer refusal = answer("no");
     refusal.http_status = 400;
-    const base::Result<Decided> failed =
-        ask(k, Fail{.token = g.token, .nonce = nonce(1), .certainty = Certainty::refused_for_good,
-                    .failure = failure("upstream-status"), .answer = refusal});
+    const base::Result<Decided> failed = ask(k, Fail{.token = g.token,
+                                                     .nonce = nonce(1),
+                                                     .certainty = Certainty::refused_for_good,
+                                                     .failure = failure("upstream-status"),
+                                                     .answer = refusal});
     const RecordPtr record = as<Applied>(failed).record;
     EXPECT_TRUE(record->final);
     EXPECT_EQ(record->expires, failed->at + policy.retention_completed);
@@ -587,8 +614,11 @@ TEST_P(StoreContract, a_refusal_for_good_is_kept_and_replayed) {
     const Replay replay = as<Replay>(ask(k, claim(2)));
     EXPECT_EQ(replay.record->answer->http_status, 400);
     EXPECT_EQ(*replay.record->answer->body, "no");
-    as<Applied>(ask(k, Fail{.token = g.token, .nonce = nonce(1), .certainty = Certainty::refused_for_good,
-                            .failure = failure("upstream-status"), .answer = refusal}));
+    as<Applied>(ask(k, Fail{.token = g.token,
+                            .nonce = nonce(1),
+                            .certainty = Certainty::refused_for_good,
+                            .failure = failure("upstream-status"),
+                            .answer = refusal}));
     as<Fenced>(complete(g, 1));
     as<Fenced>(fail(g, 1, Certainty::not_processed));
     as<Fenced>(ask(k, Release{{}, nonce(1)}));
@@ -727,11 +757,14 @@ TEST_P(StoreContract, a_person_resolves_what_is_unknown_by_the_token_they_saw) {
         return g;
     };
     Granted g = unknown("resolve completed");
-    as<Fenced>(ask(k, Resolve{.token_seen = {g.token.value - 1}, .decision = Resolve::Decision::completed,
+    as<Fenced>(ask(k, Resolve{.token_seen = {g.token.value - 1},
+                              .decision = Resolve::Decision::completed,
                               .answer = answer("a person's")}));
     EXPECT_EQ(status(), Status::unknown);
-    RecordPtr record = as<Applied>(ask(k, Resolve{.token_seen = g.token, .decision = Resolve::Decision::completed,
-                                                  .answer = answer("a person's")})).record;
+    RecordPtr record = as<Applied>(ask(k, Resolve{.token_seen = g.token,
+                                                  .decision = Resolve::Decision::completed,
+                                                  .answer = answer("a person's")}))
+                           .record;
     EXPECT_GT(record->token, g.token);
     EXPECT_EQ(*as<Replay>(ask(k, claim(2))).record->answer->body, "a person's");
     expect_powerless(g.token, nonce(1));
@@ -742,8 +775,10 @@ TEST_P(StoreContract, a_person_resolves_what_is_unknown_by_the_token_they_saw) {
     EXPECT_EQ(as<Replay>(ask(k, claim(2))).record->answer->body_kind, BodyKind::not_kept);
 
     g = unknown("resolve failed");
-    record = as<Applied>(ask(k, Resolve{.token_seen = g.token, .decision = Resolve::Decision::failed,
-                                        .reason = "seen in the bill"})).record;
+    record = as<Applied>(ask(k, Resolve{.token_seen = g.token,
+                                        .decision = Resolve::Decision::failed,
+                                        .reason = "seen in the bill"}))
+                 .record;
     EXPECT_TRUE(record->final);
     EXPECT_EQ(record->failure.message, "seen in the bill");
     as<Replay>(ask(k, claim(2)));
@@ -763,7 +798,8 @@ TEST_P(StoreContract, only_unknown_and_dead_can_be_resolved_or_reopened) {
     const Granted g = grant(1);
     const auto expect_refused = [&] {
         const RecordPtr before = state();
-        as<Fenced>(ask(k, Resolve{.token_seen = before->token, .decision = Resolve::Decision::rerun}));
+        as<Fenced>(
+            ask(k, Resolve{.token_seen = before->token, .decision = Resolve::Decision::rerun}));
         as<Fenced>(ask(k, Reopen{1, body("body")}));
         as<Fenced>(ask(k, LetterPublished{before->token}));
         expect_same(before, state());
@@ -820,7 +856,8 @@ TEST_P(StoreContract, a_failure_brought_to_a_dead_intent_is_kept_and_leaves_it_d
     as<Applied>(ask(k, LetterPublished{g.token}));
     const RecordPtr published = state();
     expect_same(published, as<Applied>(fail(g, 1, Certainty::unknown, "stream-cut")).record);
-    EXPECT_EQ(as<Applied>(fail(g, 1, Certainty::not_processed)).record->expires, published->expires);
+    EXPECT_EQ(as<Applied>(fail(g, 1, Certainty::not_processed)).record->expires,
+              published->expires);
     as<Applied>(complete(g, 1));
     as<Replay>(ask(k, claim(3)));
 }
@@ -904,7 +941,8 @@ TEST_P(StoreContract, keys_are_compared_as_bytes) {
         EXPECT_EQ(as<Granted>(ask(each, op)).kind, Granted::Kind::fresh);
     }
     n = 0;
-    for (const StoredKey& each : keys) EXPECT_EQ(as<Found>(ask(each, Get{})).record->nonce, nonce(++n));
+    for (const StoredKey& each : keys)
+        EXPECT_EQ(as<Found>(ask(each, Get{})).record->nonce, nonce(++n));
 }
 
 TEST_P(StoreContract, a_batch_is_applied_in_order_also_on_one_key) {
@@ -1037,7 +1075,10 @@ TEST_P(StoreContract, a_turn_resolved_by_a_person_is_appended_at_the_end_and_mar
     as<Applied>(take_turn("later"));
     Append late = turn("held", "what was unknown");
     late.late = true;
-    Resolve decision{.token_seen = g.token, .decision = Resolve::Decision::completed, .answer = answer("x"), .append = late};
+    Resolve decision{.token_seen = g.token,
+                     .decision = Resolve::Decision::completed,
+                     .answer = answer("x"),
+                     .append = late};
     as<Applied>(ask(held, decision));
     as<Fenced>(ask(held, decision));
     const std::vector<Turn> all = turns({});
@@ -1106,7 +1147,8 @@ TEST_P(StoreContract, two_conversations_do_not_meet) {
 TEST_P(StoreContract, chunks_of_a_completed_answer_live_until_the_record_is_purged) {
     const Granted g = grant(1);
     const std::string part(1000, 'p');
-    for (std::uint32_t n = 0; n < 3; ++n) as<ChunkStored>(ask(k, PutChunk{g.token, n, part + std::to_string(n)}));
+    for (std::uint32_t n = 0; n < 3; ++n)
+        as<ChunkStored>(ask(k, PutChunk{g.token, n, part + std::to_string(n)}));
     as<ChunkStored>(ask(k, PutChunk{g.token, 1, part + "1"}));
     Answer big;
     big.http_status = 200;
@@ -1146,7 +1188,8 @@ TEST_P(StoreContract, a_zombies_chunks_neither_reach_the_answer_nor_survive_it) 
 TEST_P(StoreContract, a_claimed_value_is_the_first_ones_for_ever) {
     EXPECT_EQ(as<Value>(ask({}, ClaimValue{"secret", "one"})).value, "one");
     EXPECT_EQ(as<Value>(ask(k, ClaimValue{"secret", "two"})).value, "one");
-    EXPECT_EQ(as<Value>(ask({}, ClaimValue{"other", std::string("\0x", 2)})).value, std::string("\0x", 2));
+    EXPECT_EQ(as<Value>(ask({}, ClaimValue{"other", std::string("\0x", 2)})).value,
+              std::string("\0x", 2));
 }
 
 TEST_P(StoreContract, a_scan_pages_over_every_record_once_and_filters) {

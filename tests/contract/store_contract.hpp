@@ -1,6 +1,8 @@
-// The contract suite: one set of tests that every store passes unchanged. A store instantiates it in its own file:
+// The contract suite: one set of tests that every store passes unchanged. A store instantiates it
+// in its own file:
 //
-//     INSTANTIATE_TEST_SUITE_P(Memory, StoreContract, testing::Values(memory_factory()), contract::test_name);
+//     INSTANTIATE_TEST_SUITE_P(Memory, StoreContract, testing::Values(memory_factory()),
+//     contract::test_name);
 //
 // and links semel_store_contract (store_contract.cpp), which holds the tests.
 #pragma once
@@ -16,13 +18,14 @@
 
 namespace semel::contract {
 
-/// Where one test's store keeps its data (a directory, a schema, nothing). Made fresh and empty for each test; destroyed
-/// after the store, cleans up behind itself.
+/// Where one test's store keeps its data (a directory, a schema, nothing). Made fresh and empty for
+/// each test; destroyed after the store, cleans up behind itself.
 class StorePlace {
   public:
     virtual ~StorePlace() = default;
-    /// Opens the store of this place on `clock`. Called again only after the former store was stopped and destroyed, and
-    /// only if the factory says `reopenable`: then it must find what was there. Fails the test by throwing.
+    /// Opens the store of this place on `clock`. Called again only after the former store was
+    /// stopped and destroyed, and only if the factory says `reopenable`: then it must find what was
+    /// there. Fails the test by throwing.
     virtual std::unique_ptr<core::Store> open(base::Clock& clock) = 0;
 };
 
@@ -35,14 +38,17 @@ struct StoreFactory {
 };
 
 /// For gtest's name generator.
-inline std::string test_name(const testing::TestParamInfo<StoreFactory>& info) { return info.param.name; }
+inline std::string test_name(const testing::TestParamInfo<StoreFactory>& info) {
+    return info.param.name;
+}
 /// Keeps gtest from printing the bytes of a factory.
 inline void PrintTo(const StoreFactory& factory, std::ostream* out) { *out << factory.name; }
 
 }  // namespace semel::contract
 
-/// The fixture: one place, one clock, one open store, and the words in which the tests tell an intent's story. The intent is
-/// `k`, claimed under `policy`; owners are told apart by a number, which is their nonce and part of their name.
+/// The fixture: one place, one clock, one open store, and the words in which the tests tell an
+/// intent's story. The intent is `k`, claimed under `policy`; owners are told apart by a number,
+/// which is their nonce and part of their name.
 class StoreContract : public testing::TestWithParam<semel::contract::StoreFactory> {
   protected:
     using Asked = semel::base::Result<semel::core::Decided>;
@@ -57,7 +63,8 @@ class StoreContract : public testing::TestWithParam<semel::contract::StoreFactor
     /// Stops, destroys and opens the store again. Only if the factory is reopenable.
     void reopen();
 
-    [[nodiscard]] semel::core::Acquire claim(std::uint8_t owner, const std::string& text = "body") const;
+    [[nodiscard]] semel::core::Acquire claim(std::uint8_t owner,
+                                             const std::string& text = "body") const;
     /// An acquire that must be granted.
     semel::core::Granted grant(std::uint8_t owner);
     semel::core::RecordPtr state();
@@ -70,7 +77,8 @@ class StoreContract : public testing::TestWithParam<semel::contract::StoreFactor
     void expect_powerless(semel::core::FencingToken token, const semel::core::Nonce& nonce);
 
     /// A turn of the conversation `talk`.
-    [[nodiscard]] semel::core::Append turn(const std::string& id, const std::string& says = "hello") const;
+    [[nodiscard]] semel::core::Append turn(const std::string& id,
+                                           const std::string& says = "hello") const;
     /// A whole turn under a key of its own: claimed, completed, appended.
     Asked take_turn(const std::string& id);
     std::vector<semel::core::Turn> turns(semel::core::GetTurns what);

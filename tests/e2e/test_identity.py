@@ -89,6 +89,7 @@ def test_a_client_that_may_not_name_users_is_one_user_whatever_it_says(guarded, 
     again = guarded.say("r1", user="bob", headers=web)
     assert first.status == again.status == 200
     assert again.replayed == "true" and again.json["content"] == first.json["content"] and len(up.paid()) == 1
+    assert guarded.metric("semel_user_header_ignored_total") == 2
 
 
 def test_a_client_that_may_name_users_separates_them(guarded, up):

@@ -390,7 +390,7 @@ TEST(RocksDbFaults, a_log_that_lost_its_last_bytes_opens_with_everything_before_
     const auto store = open(place / "data");
     work(*store, 0, count);
     for (const bool sync : {true, false}) {
-        for (std::uint64_t cut = 1; cut <= 64; ++cut) {
+        for (std::uint64_t cut = 1; cut <= 64; cut += sync ? 1 : 9) {
             fs::remove_all(place / "image");
             copy_running(place / "data", place / "image");
             const fs::path log = newest_log(place / "image");

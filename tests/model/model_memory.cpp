@@ -14,7 +14,8 @@ class MemoryPlace final : public contract::StorePlace {
 
 INSTANTIATE_TEST_SUITE_P(
     Memory, SmallWorldsOnStore,
-    testing::Values(Replay{{"Memory", [] { return std::make_unique<MemoryPlace>(); }, false, false}, 4}),
+    testing::Values(Replay{{"Memory", [] { return std::make_unique<MemoryPlace>(); }, false, false},
+                           5}),
     replay_name);
 
 }  // namespace

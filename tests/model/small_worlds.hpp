@@ -1,5 +1,6 @@
-// Small worlds: one intent, two owners, a sweeper, a person and a clock, enumerated completely up to a length. What is
-// checked after every step is a list of invariants about what was seen, not a second transition table.
+// Small worlds: one intent, two owners, a sweeper, a person and a clock, enumerated completely up
+// to a length. What is checked after every step is a list of invariants about what was seen, not a
+// second transition table.
 #pragma once
 
 #include <array>
@@ -79,7 +80,8 @@ class World {
     [[nodiscard]] bool enabled(const Step& step) const;
     /// The operation that the step means now.
     [[nodiscard]] core::Operation operation(const Step& step) const;
-    /// Takes in what came of it (`record`: what Get shows afterwards, null if absent). Empty, or the invariant that is broken.
+    /// Takes in what came of it (`record`: what Get shows afterwards, null if absent). Empty, or
+    /// the invariant that is broken.
     [[nodiscard]] std::string observe(const Step& step, const core::Operation& asked,
                                       const core::Outcome& outcome, const core::RecordPtr& record,
                                       core::StoreTime at);
@@ -87,7 +89,8 @@ class World {
     [[nodiscard]] std::string observe_time(const core::RecordPtr& record, core::StoreTime at);
 
     [[nodiscard]] core::StoreTime now() const { return now_; }
-    /// True if the last step told nobody anything new and changed nothing: whatever may follow is enumerated without it.
+    /// True if the last step told nobody anything new and changed nothing: whatever may follow is
+    /// enumerated without it.
     [[nodiscard]] bool idle() const { return idle_; }
 
   private:
@@ -98,7 +101,8 @@ class World {
         bool granted = false;
     };
     [[nodiscard]] std::string broken(const Step& step, const core::Operation& asked,
-                                     const core::Outcome& outcome, const core::RecordPtr& after) const;
+                                     const core::Outcome& outcome,
+                                     const core::RecordPtr& after) const;
 
     const Rules* rules_;
     core::StoreTime now_;
@@ -107,12 +111,14 @@ class World {
     std::uint8_t nonces_ = 0;
     core::FencingToken highest_;   ///< Of all tokens of this key so far.
     core::FencingToken previous_;  ///< The one before the current.
-    bool maybe_processed_ = false;  ///< By what the owners said: the latest attempt's call may have been paid.
+    bool maybe_processed_ =
+        false;  ///< By what the owners said: the latest attempt's call may have been paid.
     bool idle_ = false;
 };
 
 /// core::decide, or one with a planted bug.
-using Decide = std::function<core::Transition(const core::RecordPtr&, core::Operation, core::StoreTime)>;
+using Decide =
+    std::function<core::Transition(const core::RecordPtr&, core::Operation, core::StoreTime)>;
 
 struct Explored {
     std::uint64_t steps = 0;   ///< Decided and checked.
@@ -122,10 +128,12 @@ struct Explored {
 };
 std::string path_name(const std::vector<Step>& path);
 
-/// Plays all sequences of at most `length` steps under `rules`, each beginning with an acquire.
+/// Plays all sequences of at most `length` steps under `rules`, each beginning with an acquire. An
+/// idle step is checked and not followed any further.
 Explored explore(const Rules& rules, std::size_t length, const Decide& decide);
 
-/// All sequences of exactly `length` steps of which none but the last is idle, for a store to replay.
+/// All sequences for a store to replay: of `length` steps, or shorter and ending with a step that
+/// is idle.
 std::vector<std::vector<Step>> sequences(const Rules& rules, std::size_t length);
 
 }  // namespace semel::model

@@ -20,7 +20,8 @@ constexpr milliseconds lease = 6s;
 constexpr milliseconds patience = 2s;
 constexpr milliseconds join_limit = 15s;
 constexpr milliseconds client_limit = 40s;       ///< Then a client asks again.
-constexpr milliseconds settle_limit = patience + 5s;  ///< A ghost's lease must be gone by then.
+/// A ghost's lease must be gone by then: past its not_after and a few tries, but before it runs out by itself.
+constexpr milliseconds settle_limit = patience + 1500ms;
 constexpr milliseconds heal_limit = 300s;        ///< From the end of the faults to the last client's answer.
 
 struct Intent {
@@ -35,6 +36,7 @@ struct Intent {
     unsigned decisions_to_rerun = 0;
     bool deciding = false;
     std::uint64_t last_token = 0;
+    core::FencingToken current_token;  ///< After the last step.
     std::uint32_t last_attempt = 0;
     std::set<std::uint64_t> tokens_held;       ///< Tokens that an owner was given.
     std::vector<std::string> final_answers;    ///< Distinct ones that clients took as final.
@@ -114,6 +116,7 @@ class Workload {
     void ask(Client& client);
     void decide(Intent& intent, core::FencingToken token);
     Task<> tell(Engine* engine, core::Item item, Intent* intent);
+    void check_fence(Intent& intent, const core::Item& item, const core::Decided& decided, const RecordPtr& record);
     void check_ghost(Process& process, Intent& intent, core::Nonce nonce, SteadyTime since, int incarnation);
     void check_end();
     void disturb_owned(Process& process) {
@@ -349,7 +352,7 @@ void Workload::reply(Client& client, int request, Reply kind, const std::string&
         client.done = true;
         return;
     }
-    world_.after(world_.rng.between(100ms, 4s), [this, &client] { ask(client); });
+    world_.after(world_.rng.between(100ms, 8s), [this, &client] { ask(client); });
 }
 
 void Workload::held(Intent& intent, core::FencingToken token) {
@@ -370,7 +373,13 @@ void Workload::decide(Intent& intent, core::FencingToken token) {
     if (rerun) ++intent.decisions_to_rerun;
     ++report_.decisions;
     world_.trace("operator decides intent " + std::to_string(intent.number) + (rerun ? ": rerun" : ": failed"));
-    process->loop->spawn(tell(process->engine.get(), core::Item{intent.key, std::move(resolve)}, &intent));
+    process->loop->spawn(tell(process->engine.get(), core::Item{intent.key, resolve}, &intent));
+    // A person who clicks twice: the second click must find that the token it saw is gone.
+    if (!world_.rng.one_in(2)) return;
+    world_.after(world_.rng.between(10ms, 6s), [this, &intent, resolve] {
+        Process* other = world_.any_alive();
+        if (other != nullptr) other->loop->spawn(tell(other->engine.get(), core::Item{intent.key, resolve}, &intent));
+    });
 }
 
 Task<> Workload::tell(Engine* engine, core::Item item, Intent* intent) {
@@ -473,6 +482,8 @@ void Workload::applied(Process& process, const core::Item& item, const Result<co
         }
     }
     const RecordPtr record = world_.record(item.key);
+    check_fence(*intent, item, *result, record);
+    if (record) intent->current_token = record->token;
     if (intent->completed) {
         const bool same = record && record->status == Status::completed && record->token == intent->completed->token &&
                           *record->answer->body == *intent->completed->answer->body;
@@ -480,6 +491,22 @@ void Workload::applied(Process& process, const core::Item& item, const Result<co
     } else if (record && record->status == Status::completed) {
         intent->completed = record;
     }
+}
+
+/// Only the current owner's word counts, and only a decision about what is there.
+void Workload::check_fence(Intent& intent, const core::Item& item, const core::Decided& decided, const RecordPtr& record) {
+    if (!std::holds_alternative<core::Applied>(decided.outcome)) return;
+    const auto owners = [&](core::FencingToken token, const core::Nonce& nonce) {
+        return record && (token.value == 0 || record->token == token) && record->nonce == nonce;
+    };
+    bool allowed = true;
+    if (const auto* op = std::get_if<core::Start>(&item.operation)) allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Renew>(&item.operation)) allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Release>(&item.operation)) allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Complete>(&item.operation)) allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Fail>(&item.operation)) allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Resolve>(&item.operation)) allowed = op->token_seen == intent.current_token;
+    if (!allowed) world_.violate("intent " + std::to_string(intent.number) + ": a step under another token took effect");
 }
 
 void Workload::check_ghost(Process& process, Intent& intent, core::Nonce nonce, SteadyTime since, int incarnation) {
@@ -630,23 +657,26 @@ void Workload::check_end() {
 
 Scenario Scenario::draw(Rng& rng) {
     Scenario s;
-    s.processes = 1 + static_cast<int>(rng.below(3));
-    s.intents = 2 + static_cast<int>(rng.below(4));
+    s.processes = 1 + static_cast<int>(rng.below(4));
+    s.intents = 2 + static_cast<int>(rng.below(5));
     s.clients_per_intent = 1 + static_cast<int>(rng.below(3));
     // Each kind of trouble is absent in some runs: rare ones would drown in the frequent ones.
     const auto maybe = [&](unsigned max) { return rng.one_in(2) ? 0 : static_cast<unsigned>(rng.below(max)) + 1; };
     s.store_faults.refuse = maybe(500);
-    s.store_faults.drop = maybe(500);
-    s.store_faults.lose_reply = maybe(800);
-    s.store_faults.execute_late = maybe(800);
-    s.store_faults.delay_reply = maybe(500);
-    s.store_faults.repeat = maybe(1000);
-    s.crashes = rng.one_in(2) ? 0 : static_cast<unsigned>(rng.below(6));
-    s.pauses = rng.one_in(2) ? 0 : static_cast<unsigned>(rng.below(6));
-    s.outages = rng.one_in(3) ? static_cast<unsigned>(rng.below(4)) : 0;
-    s.upstream_trouble = rng.one_in(2) ? 0 : static_cast<unsigned>(rng.below(40));
-    s.hold = rng.one_in(3) ? 50 : 0;
-    s.call_max = rng.one_in(2) ? 20s : 500ms;
+    s.store_faults.drop = maybe(800);
+    s.store_faults.lose_reply = maybe(1500);
+    s.store_faults.execute_late = maybe(1500);
+    s.store_faults.delay_reply = maybe(1000);
+    s.store_faults.repeat = maybe(1500);
+    s.store_faults.late_max = rng.one_in(2) ? 4s : 15s;
+    s.crashes = maybe(10);
+    s.pauses = maybe(10);
+    s.outages = rng.one_in(3) ? maybe(6) : 0;
+    s.upstream_trouble = maybe(40);
+    s.hold = rng.one_in(3) ? 60 : 0;
+    const milliseconds call_max[] = {500ms, 8s, 20s};
+    s.call_max = call_max[rng.below(3)];
+    s.faults_for = std::chrono::duration_cast<milliseconds>(rng.between(20s, 60s));
     return s;
 }
 

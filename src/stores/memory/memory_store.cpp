@@ -47,8 +47,9 @@ class MemoryStore final : public Store {
         if (!cursor.empty()) {
             if (cursor.size() != after.bytes.size()) {
                 return base::Error{.code = base::ErrorCode::invalid_argument,
-                                   .detail = "memory: scan cursor is not one of this store's; start "
-                                             "again without a cursor"};
+                                   .detail =
+                                       "memory: scan cursor is not one of this store's; start "
+                                       "again without a cursor"};
             }
             std::copy(cursor.begin(), cursor.end(), after.bytes.begin());
         }
@@ -94,8 +95,8 @@ class MemoryStore final : public Store {
     }
 
     [[nodiscard]] StoreTime now() const override {
-        const auto elapsed = std::chrono::duration_cast<std::chrono::microseconds>(clock_.steady() -
-                                                                                   steady_at_start_);
+        const auto elapsed = std::chrono::duration_cast<std::chrono::microseconds>(
+            clock_.steady() - steady_at_start_);
         return StoreTime{wall_at_start_us_} + elapsed;
     }
 
@@ -177,7 +178,8 @@ class MemoryStore final : public Store {
     }
 
     StoreOutcome apply(const StoredKey& key, PutChunk operation, StoreTime) {
-        // A chunk that is there stays: a repeated write brings the same bytes, a late one must not change what is completed.
+        // A chunk that is there stays: a repeated write brings the same bytes, a late one must not
+        // change what is completed.
         chunks_[key][operation.token].try_emplace(operation.n, std::move(operation.bytes));
         return ChunkStored{};
     }
@@ -195,8 +197,8 @@ class MemoryStore final : public Store {
     StoreOutcome apply(const StoredKey& key, GetConversation operation, StoreTime) {
         const auto it = conversations_.find(key);
         if (it == conversations_.end()) return ConversationMissing{};
-        const bool holds = !operation.request_id.empty() &&
-                           it->second.request_ids.contains(operation.request_id);
+        const bool holds =
+            !operation.request_id.empty() && it->second.request_ids.contains(operation.request_id);
         return ConversationFound{it->second.head, holds};
     }
 
@@ -205,7 +207,8 @@ class MemoryStore final : public Store {
         if (it == conversations_.end()) return TurnsFound{};
         const std::vector<Turn>& turns = it->second.turns;
         // Numbers have no gaps, so the turn with number n lies at n - 1.
-        auto from = static_cast<std::size_t>(std::min<std::uint64_t>(operation.after, turns.size()));
+        auto from =
+            static_cast<std::size_t>(std::min<std::uint64_t>(operation.after, turns.size()));
         const std::size_t count = std::min<std::size_t>(operation.limit, turns.size() - from);
         if (operation.newest) from = turns.size() - count;
         const auto begin = turns.begin() + static_cast<std::ptrdiff_t>(from);
@@ -217,8 +220,8 @@ class MemoryStore final : public Store {
     }
 
     StoreOutcome apply(const StoredKey&, ClaimValue operation, StoreTime) {
-        const auto [it, stored] = values_.try_emplace(std::move(operation.name),
-                                                      std::move(operation.value_if_absent));
+        const auto [it, stored] =
+            values_.try_emplace(std::move(operation.name), std::move(operation.value_if_absent));
         return Value{it->second};
     }
 
