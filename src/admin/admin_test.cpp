@@ -196,8 +196,10 @@ TEST_F(AdminApi, a_chat_answer_is_its_own_object_not_the_upstreams) {
     decision["body"] = "event: delta\ndata: {}\n\n";
     EXPECT_EQ(resolve("a", decision).status, 422);
     decision["content_type"] = "application/json";
-    decision["body"] = R"({"fromCache":false,"requestId":"r","status":"COMPLETED","content":"hello"})";
+    decision["body"] = R"({"requestId": "r", "status": "COMPLETED", "content": "hello", "fromCache": true})";
     EXPECT_EQ(resolve("a", decision).status, 200);
+    EXPECT_EQ(*record("a")->answer->body, R"({"fromCache":false,"requestId":"r","status":"COMPLETED","content":"hello"})")
+        << "as the gateway writes it, so that replays can mark it";
 }
 
 TEST_F(AdminApi, a_decision_on_an_older_state_or_on_a_record_that_needs_none_changes_nothing) {

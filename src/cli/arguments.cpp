@@ -1,10 +1,12 @@
 // The only file that includes CLI11: it takes ten seconds to compile.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
 #include "base/fault_point.hpp"
+#include "base/hash.hpp"
 #include "cli/cli.hpp"
 
 namespace semel::cli {
@@ -35,9 +37,9 @@ Examples:
   semel record get jT4…                       one record, by its response header Semel-Intent
   semel record get --client web --id click-1  the same by its client's name for it
   semel record get jT4… --body                the recorded answer's bytes
-  semel record resolve jT4… --as failed --reason 'provider shows no call'
+  semel record resolve jT4… --as rerun --reason 'provider shows no call'
   semel record resolve jT4… --as completed --file answer.json
-  semel record resolve jT4… --as rerun --dry-run
+  semel record resolve jT4… --as failed --dry-run
 They ask the running server on its admin address. If none runs and --config names an embedded store, they open its directory.)";
 
 constexpr const char* doctor_examples = R"(
@@ -50,8 +52,20 @@ constexpr const char* footer = R"(
 Exit codes: 0 done, 1 tried and failed, 2 wrong command line or configuration, 3 no such record.
 SEMEL_FAULT_POINTS (kills the process at named points) is for tests only.)";
 
+/// One intent in 64 begins with '-', which would be read as an option.
+std::vector<std::string> with_intents_named(int argc, char** argv) {
+    std::vector<std::string> arguments;
+    for (int i = 1; i < argc; ++i) {
+        std::string argument = argv[i];
+        base::Digest intent;
+        if (argument.starts_with('-') && base::digest_from_base64url(argument, intent)) argument = "--intent=" + argument;
+        arguments.push_back(std::move(argument));
+    }
+    return arguments;
+}
+
 void add_name_of_record(CLI::App* command, RecordOptions& options) {
-    command->add_option("intent", options.intent, "Semel-Intent of the record: 43 characters");
+    command->add_option("intent,--intent", options.intent, "Semel-Intent of the record: 43 characters");
     command->add_option("--id", options.id, "Idempotency-Key or request id, instead of the intent");
     command->add_option("--operation", options.operation, "route of the intent; chat for /api/chat")->capture_default_str();
     command->add_option("--client", options.client, "name under clients: whose intent it is");
@@ -114,7 +128,7 @@ int run(int argc, char** argv, const Leaves& leaves) {
     add_server(resolve, record_options);
     resolve
         ->add_option("--as", record_options.decision,
-                     "completed (with --file), failed (the client may submit again), rerun (the next request pays again)")
+                     "completed (with --file), failed (for good: the id is used up), rerun (the next request calls again)")
         ->required()
         ->check(CLI::IsMember({"completed", "failed", "rerun"}));
     resolve->add_option("--file", record_options.file, "the answer to replay from now on: JSON, or a stream's events");
@@ -139,7 +153,9 @@ int run(int argc, char** argv, const Leaves& leaves) {
     mock->callback([&] { code = leaves.mock_upstream(mock->remaining()); });
 
     try {
-        app.parse(argc, argv);
+        std::vector<std::string> arguments = with_intents_named(argc, argv);
+        std::ranges::reverse(arguments);  // CLI11 takes them from the back
+        app.parse(std::move(arguments));
     } catch (const CLI::ParseError& error) {
         // CLI11 prints help and version to stdout, complaints to stderr.
         return app.exit(error) == 0 ? exit_ok : exit_usage;

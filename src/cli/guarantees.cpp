@@ -36,8 +36,8 @@ std::string durability_in_words(const config::StoreConfig& store) {
 std::string paid_once_in_words(const std::string& route, const config::RouteConfig& rules) {
     if (rules.mode == config::Mode::off) return route + ": off; nothing is protected";
     if (rules.mode == config::Mode::observe) return route + ": observe; duplicates are counted and still paid for";
-    std::string words = route + ": a request with a key is paid for once while no owner dies or stalls past its lease, the store "
-                                "loses no record and the upstream answers every call it accepted. ";
+    std::string words = route + ": a request with a key is paid for once, without conditions only if no owner dies or stalls past "
+                                "its lease, the store loses no record and the upstream answers every call it accepted. ";
     if (rules.on_unknown == config::OnUnknown::rerun) {
         words += "Otherwise (on_unknown: rerun) the next request calls again, which is counted as a possible second payment.";
     } else {

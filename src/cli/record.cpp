@@ -156,6 +156,11 @@ void print_record(const json::object& record) {
     }
 }
 
+const char* what_becomes(std::string_view decision) {
+    if (decision == "completed") return "COMPLETED";
+    return decision == "failed" ? "FAILED for good" : "FAILED, and the next request under its id would call again";
+}
+
 /// What a file holds, by its first bytes.
 std::string guess_content_type(std::string_view bytes) {
     const auto first = bytes.find_first_not_of(" \t\r\n");
@@ -251,7 +256,7 @@ int record_resolve(const RecordOptions& options, const Leaves& leaves) {
     const json::value answered = json::parse(reply->body);
     if (options.dry_run) {
         std::fprintf(stderr, "semel record: dry run, nothing was changed; this record would become %s:\n",
-                     completes ? "COMPLETED" : "FAILED (its client may submit it again)");
+                     what_becomes(options.decision));
         print_record(answered.at("record").as_object());
     } else {
         print_record(answered.as_object());

@@ -38,7 +38,8 @@ struct Refused {
 std::string quoted(std::string_view text) {
     constexpr std::size_t shown_max = 80;
     std::string out("'");
-    for (const char c : text.substr(0, shown_max)) out += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+    for (const char c : text.substr(0, shown_max))
+        out += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
     return out + (text.size() > shown_max ? "…'" : "'");
 }
 
@@ -76,7 +77,8 @@ std::string advice(std::string_view word, const std::vector<std::string_view>& k
             closest = candidate;
         }
     }
-    if (least <= std::max<std::size_t>(2, closest.size() / 3)) return "; did you mean " + quoted(closest) + "?";
+    if (least <= std::max<std::size_t>(2, closest.size() / 3))
+        return "; did you mean " + quoted(closest) + "?";
     return "; known here: " + joined(known);
 }
 
@@ -85,7 +87,8 @@ using Later = std::initializer_list<std::string_view>;
 
 class Document {
   public:
-    Document(const std::string& file, const Environment& environment) : file_(file), environment_(environment) {}
+    Document(const std::string& file, const Environment& environment)
+        : file_(file), environment_(environment) {}
 
     [[noreturn]] void refuse(int line, const std::string& message) const {
         throw Refused{file_ + ":" + std::to_string(line) + ": " + message};
@@ -97,7 +100,9 @@ class Document {
     /// The text of a scalar, with ${NAME} replaced by the environment.
     std::string text(const YAML::Node& node, const std::string& path) const {
         if (!node.IsScalar()) {
-            refuse(node, path + " must be " + (node.IsNull() ? "given a value" : "a single value, not a list or map"));
+            refuse(node,
+                   path + " must be " +
+                       (node.IsNull() ? "given a value" : "a single value, not a list or map"));
         }
         return substituted(node, node.Scalar(), path);
     }
@@ -105,14 +110,20 @@ class Document {
     /// The value of the variable that the key at `path` names. Its value enters no message.
     std::string variable(const YAML::Node& node, const std::string& path) const {
         const std::string name = text(node, path);
-        if (!is_variable_name(name)) refuse(node, path + " must be the name of an environment variable, not a value");
+        if (!is_variable_name(name))
+            refuse(node, path + " must be the name of an environment variable, not a value");
         const auto value = environment_(name);
-        if (!value) refuse(node, path + ": environment variable " + name + " is not set: export it or remove the key");
-        if (value->empty()) refuse(node, path + ": environment variable " + name + " is empty: set it or remove the key");
+        if (!value)
+            refuse(node, path + ": environment variable " + name +
+                             " is not set: export it or remove the key");
+        if (value->empty())
+            refuse(node,
+                   path + ": environment variable " + name + " is empty: set it or remove the key");
         for (const char c : *value) {
             if (static_cast<unsigned char>(c) <= 0x20 || static_cast<unsigned char>(c) == 0x7F) {
-                refuse(node, path + ": environment variable " + name +
-                                 " holds a blank, a line end or a control character: set it without");
+                refuse(node,
+                       path + ": environment variable " + name +
+                           " holds a blank, a line end or a control character: set it without");
             }
         }
         return *value;
@@ -120,12 +131,16 @@ class Document {
 
   private:
     static bool is_variable_name(std::string_view name) {
-        const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
+        const auto letter = [](char c) {
+            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+        };
         if (name.empty() || name.size() > name_max_bytes || !letter(name.front())) return false;
-        return std::all_of(name.begin(), name.end(), [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
+        return std::all_of(name.begin(), name.end(),
+                           [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
     }
 
-    std::string substituted(const YAML::Node& node, const std::string& raw, const std::string& path) const {
+    std::string substituted(const YAML::Node& node, const std::string& raw,
+                            const std::string& path) const {
         std::string out;
         std::size_t at = 0;
         while (true) {
@@ -133,10 +148,13 @@ class Document {
             out.append(raw, at, open - at);
             if (open == std::string::npos) return out;
             const std::size_t close = raw.find('}', open);
-            const std::string name = close == std::string::npos ? "" : raw.substr(open + 2, close - open - 2);
-            if (!is_variable_name(name)) refuse(node, path + ": '${' begins no ${NAME} of an environment variable");
+            const std::string name =
+                close == std::string::npos ? "" : raw.substr(open + 2, close - open - 2);
+            if (!is_variable_name(name))
+                refuse(node, path + ": '${' begins no ${NAME} of an environment variable");
             const auto value = environment_(name);
-            if (!value) refuse(node, path + ": environment variable " + name + " is not set: export it");
+            if (!value)
+                refuse(node, path + ": environment variable " + name + " is not set: export it");
             out += *value;
             at = close + 1;
         }
@@ -149,19 +167,24 @@ class Document {
 /// One map of the file: knows which keys it may have, and has them read at most once each.
 class Map {
   public:
-    Map(const Document& document, const YAML::Node& node, std::string path, std::vector<std::string_view> known,
-        Later later = {})
+    Map(const Document& document, const YAML::Node& node, std::string path,
+        std::vector<std::string_view> known, Later later = {})
         : document_(document), node_(node), path_(std::move(path)) {
         if (node.IsNull()) return;
-        if (!node.IsMap()) document.refuse(node, where() + " must be a map of keys" + (known.empty() ? "" : ": " + joined(known)));
+        if (!node.IsMap())
+            document.refuse(node, where() + " must be a map of keys" +
+                                      (known.empty() ? "" : ": " + joined(known)));
         std::set<std::string> seen;
         for (const auto& entry : node) {
             const YAML::Node& key = entry.first;
-            if (!key.IsScalar()) document.refuse(key, "a key in " + where() + " is not a plain name");
+            if (!key.IsScalar())
+                document.refuse(key, "a key in " + where() + " is not a plain name");
             const std::string& name = key.Scalar();
-            if (!seen.insert(name).second) document.refuse(key, "key " + quoted(name) + in() + " is given twice; remove one");
+            if (!seen.insert(name).second)
+                document.refuse(key, "key " + quoted(name) + in() + " is given twice; remove one");
             if (std::find(later.begin(), later.end(), name) != later.end()) {
-                document.refuse(key, quoted(name) + in() + " is not supported by this version; remove it");
+                document.refuse(
+                    key, quoted(name) + in() + " is not supported by this version; remove it");
             }
             if (std::find(known.begin(), known.end(), name) == known.end()) {
                 document.refuse(key, "unknown key " + quoted(name) + in() + advice(name, known));
@@ -179,7 +202,9 @@ class Map {
     [[nodiscard]] std::string path(std::string_view key) const {
         return path_.empty() ? std::string(key) : path_ + "." + std::string(key);
     }
-    [[nodiscard]] const std::vector<std::pair<std::string, YAML::Node>>& entries() const { return entries_; }
+    [[nodiscard]] const std::vector<std::pair<std::string, YAML::Node>>& entries() const {
+        return entries_;
+    }
     [[nodiscard]] const YAML::Node& node() const { return node_; }
     [[nodiscard]] const Document& document() const { return document_; }
     [[noreturn]] void refuse(std::string_view key, const std::string& message) const {
@@ -194,7 +219,8 @@ class Map {
     void read(std::string_view key, bool& into) const {
         if (const YAML::Node* at = find(key)) {
             const std::string text = document_.text(*at, path(key));
-            if (text != "true" && text != "false") refuse(key, ": " + quoted(text) + " is neither true nor false");
+            if (text != "true" && text != "false")
+                refuse(key, ": " + quoted(text) + " is neither true nor false");
             into = text == "true";
         }
     }
@@ -203,25 +229,33 @@ class Map {
         if (const YAML::Node* at = find(key)) {
             const std::string text = document_.text(*at, path(key));
             Unsigned value = 0;
-            const auto [after, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-            if (text.empty() || error != std::errc() || after != text.data() + text.size() || value > max) {
-                refuse(key, ": " + quoted(text) + " is not a whole number from 0 to " + std::to_string(max));
+            const auto [after, error] =
+                std::from_chars(text.data(), text.data() + text.size(), value);
+            if (text.empty() || error != std::errc() || after != text.data() + text.size() ||
+                value > max) {
+                refuse(key, ": " + quoted(text) + " is not a whole number from 0 to " +
+                                std::to_string(max));
             }
             into = value;
         }
     }
-    void read(std::string_view key, milliseconds& into, milliseconds min, milliseconds max = duration_max) const {
+    void read(std::string_view key, milliseconds& into, milliseconds min,
+              milliseconds max = duration_max) const {
         if (const YAML::Node* at = find(key)) {
             const std::string text = document_.text(*at, path(key));
             static constexpr std::pair<std::string_view, std::uint64_t> units[] = {
                 {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}, {"d", 86'400'000}};
-            const auto value = with_unit(text, units, static_cast<std::uint64_t>(duration_max.count()));
+            const auto value =
+                with_unit(text, units, static_cast<std::uint64_t>(duration_max.count()));
             if (!value) {
-                refuse(key, ": " + quoted(text) + " is no duration: write a whole number and a unit (ms, s, m, h, d), such as 10s");
+                refuse(key, ": " + quoted(text) +
+                                " is no duration: write a whole number and a unit (ms, s, m, h, "
+                                "d), such as 10s");
             }
             const milliseconds duration(*value);
             if (duration < min || duration > max) {
-                refuse(key, ": " + quoted(text) + " is out of range: from " + std::to_string(min.count()) + "ms to " +
+                refuse(key, ": " + quoted(text) + " is out of range: from " +
+                                std::to_string(min.count()) + "ms to " +
                                 std::to_string(max.count()) + "ms");
             }
             into = duration;
@@ -231,18 +265,20 @@ class Map {
         if (const YAML::Node* at = find(key)) {
             const std::string text = document_.text(*at, path(key));
             static constexpr std::pair<std::string_view, std::uint64_t> units[] = {
-                {"B", 1},           {"KiB", 1ull << 10}, {"MiB", 1ull << 20},   {"GiB", 1ull << 30},
-                {"KB", 1000},       {"MB", 1000'000},    {"GB", 1000'000'000}};
+                {"B", 1},     {"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30},
+                {"KB", 1000}, {"MB", 1000'000},    {"GB", 1000'000'000}};
             const auto value = with_unit(text, units, size_max);
             if (!value) {
                 refuse(key, ": " + quoted(text) +
-                                " is no size up to 1024GiB: write a whole number and a unit (B, KiB, MiB, GiB, KB, MB, GB), such as 32MiB");
+                                " is no size up to 1024GiB: write a whole number and a unit (B, "
+                                "KiB, MiB, GiB, KB, MB, GB), such as 32MiB");
             }
             into = *value;
         }
     }
     template <class Enum>
-    void read(std::string_view key, Enum& into, std::initializer_list<std::pair<std::string_view, Enum>> words,
+    void read(std::string_view key, Enum& into,
+              std::initializer_list<std::pair<std::string_view, Enum>> words,
               Later later = {}) const {
         const YAML::Node* at = find(key);
         if (at == nullptr) return;
@@ -256,7 +292,8 @@ class Map {
             known.push_back(word);
         }
         if (std::find(later.begin(), later.end(), text) != later.end()) {
-            refuse(key, ": " + quoted(text) + " is not supported by this version; use one of " + joined(known));
+            refuse(key, ": " + quoted(text) + " is not supported by this version; use one of " +
+                            joined(known));
         }
         refuse(key, ": " + quoted(text) + " is not one of " + joined(known));
     }
@@ -264,7 +301,8 @@ class Map {
     std::string required_name(std::string_view key) const {
         std::string name;
         read(key, name);
-        const bool visible = std::all_of(name.begin(), name.end(), [](char c) { return c > 0x20 && c < 0x7F; });
+        const bool visible =
+            std::all_of(name.begin(), name.end(), [](char c) { return c > 0x20 && c < 0x7F; });
         if (name.empty() || name.size() > name_max_bytes || !visible) {
             refuse(key, " must be a name of 1 to 255 visible ASCII characters");
         }
@@ -276,16 +314,17 @@ class Map {
     [[nodiscard]] std::string in() const { return path_.empty() ? "" : " in " + path_; }
 
     template <std::size_t N>
-    static std::optional<std::uint64_t> with_unit(std::string_view text,
-                                                  const std::pair<std::string_view, std::uint64_t> (&units)[N],
-                                                  std::uint64_t max) {
+    static std::optional<std::uint64_t> with_unit(
+        std::string_view text, const std::pair<std::string_view, std::uint64_t> (&units)[N],
+        std::uint64_t max) {
         std::uint64_t value = 0;
         const auto [after, error] = std::from_chars(text.data(), text.data() + text.size(), value);
         if (text.empty() || error != std::errc()) return std::nullopt;
         const std::string_view unit = text.substr(static_cast<std::size_t>(after - text.data()));
         if (value == 0 && unit.empty()) return 0;
         for (const auto& [name, factor] : units) {
-            if (unit == name) return value > max / factor ? std::nullopt : std::optional(value * factor);
+            if (unit == name)
+                return value > max / factor ? std::nullopt : std::optional(value * factor);
         }
         return std::nullopt;
     }
@@ -297,7 +336,8 @@ class Map {
 };
 
 bool all_digits(std::string_view text) {
-    return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+    return !text.empty() &&
+           std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
 std::optional<std::uint16_t> port_number(std::string_view text) {
@@ -310,8 +350,8 @@ std::optional<std::uint16_t> port_number(std::string_view text) {
 
 bool is_host(std::string_view host, bool bracketed) {
     return !host.empty() && std::all_of(host.begin(), host.end(), [&](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-               (bracketed ? c == ':' || c == '%' : c == '-' || c == '_');
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               c == '.' || (bracketed ? c == ':' || c == '%' : c == '-' || c == '_');
     });
 }
 
@@ -333,7 +373,9 @@ void read_address(const Map& map, std::string_view key, Address& into) {
     if (map.find(key) == nullptr) return;
     const auto address = address_of(text);
     if (!address) {
-        map.refuse(key, ": " + quoted(text) + " is no address: write HOST:PORT, such as 127.0.0.1:8787 or [::1]:8787 (port 0: any free one)");
+        map.refuse(key, ": " + quoted(text) +
+                            " is no address: write HOST:PORT, such as 127.0.0.1:8787 or [::1]:8787 "
+                            "(port 0: any free one)");
     }
     into = *address;
 }
@@ -342,19 +384,24 @@ StoreConfig read_store(const Map& root) {
     StoreConfig store;
     const YAML::Node* node = root.find("store");
     if (node == nullptr) return store;
-    const Map kinds(root.document(), *node, "store", {"memory", "rocksdb"}, {"redis", "postgres", "mysql"});
+    const Map kinds(root.document(), *node, "store", {"memory", "rocksdb"},
+                    {"redis", "postgres", "mysql"});
     if (kinds.entries().size() != 1) {
-        root.refuse("store", " must name exactly one of memory, rocksdb, such as rocksdb: { path: ./semel-data }");
+        root.refuse(
+            "store",
+            " must name exactly one of memory, rocksdb, such as rocksdb: { path: ./semel-data }");
     }
     if (const YAML::Node* memory = kinds.find("memory")) {
         const Map none(root.document(), *memory, "store.memory", {});
         store.kind = StoreKind::memory;
         return store;
     }
-    const Map rocksdb(root.document(), *kinds.find("rocksdb"), "store.rocksdb", {"path", "durability"});
+    const Map rocksdb(root.document(), *kinds.find("rocksdb"), "store.rocksdb",
+                      {"path", "durability"});
     rocksdb.read("path", store.path);
     if (store.path.empty()) rocksdb.refuse("path", " must name a directory");
-    rocksdb.read("durability", store.durability, {{"sync", StoreDurability::sync}, {"async", StoreDurability::async}});
+    rocksdb.read("durability", store.durability,
+                 {{"sync", StoreDurability::sync}, {"async", StoreDurability::async}});
     return store;
 }
 
@@ -372,14 +419,17 @@ EngineConfig read_engine(const Map& root, std::vector<std::string>& warnings) {
     if (const YAML::Node* at = map.find("secret_env")) {
         engine.secret = map.document().variable(*at, "engine.secret_env");
         if (engine.secret.size() < secret_advised_bytes) {
-            warnings.push_back("engine.secret_env: the secret has fewer than 16 characters and can be guessed");
+            warnings.push_back(
+                "engine.secret_env: the secret has fewer than 16 characters and can be guessed");
         }
     }
     for (const auto& [name, retention] : {std::pair("completed", engine.retention_completed),
                                           std::pair("failed", engine.retention_failed)}) {
         if (retention > engine.lease) continue;
-        root.refuse("engine", std::string(".retention.") + name +
-                                  " must be longer than engine.lease: a record must outlive the call that writes it");
+        root.refuse(
+            "engine",
+            std::string(".retention.") + name +
+                " must be longer than engine.lease: a record must outlive the call that writes it");
     }
     return engine;
 }
@@ -402,18 +452,25 @@ std::vector<ClientConfig> read_clients(const Map& root) {
                       {"name", "token_env", "may_name_users"});
         ClientConfig client;
         client.name = map.required_name("name");
-        if (client.name == "anonymous") map.refuse("name", ": 'anonymous' is the tenant of callers without a credential; take another");
+        if (client.name == "anonymous")
+            map.refuse("name",
+                       ": 'anonymous' is the tenant of callers without a credential; take another");
         for (const YAML::Node& name : items(map, "token_env", true)) {
             client.tokens.push_back(root.document().variable(name, map.path("token_env")));
         }
-        if (client.tokens.empty()) map.refuse("token_env", " must name the environment variable that holds the client's token");
+        if (client.tokens.empty())
+            map.refuse("token_env",
+                       " must name the environment variable that holds the client's token");
         map.read("may_name_users", client.may_name_users);
         for (const ClientConfig& other : clients) {
-            if (other.name == client.name) map.refuse("name", ": two clients are called " + quoted(client.name));
+            if (other.name == client.name)
+                map.refuse("name", ": two clients are called " + quoted(client.name));
             for (const std::string& token : client.tokens) {
-                if (std::find(other.tokens.begin(), other.tokens.end(), token) != other.tokens.end()) {
-                    map.refuse("token_env", ": clients " + quoted(other.name) + " and " + quoted(client.name) +
-                                                " have the same token; whose call it is could not be told");
+                if (std::find(other.tokens.begin(), other.tokens.end(), token) !=
+                    other.tokens.end()) {
+                    map.refuse("token_env",
+                               ": clients " + quoted(other.name) + " and " + quoted(client.name) +
+                                   " have the same token; whose call it is could not be told");
                 }
             }
         }
@@ -441,13 +498,15 @@ std::optional<BaseUrl> base_url_of(std::string_view url) {
     } else {
         return std::nullopt;
     }
-    const bool visible = std::all_of(url.begin(), url.end(), [](char c) { return c > 0x20 && c < 0x7F; });
+    const bool visible =
+        std::all_of(url.begin(), url.end(), [](char c) { return c > 0x20 && c < 0x7F; });
     if (!visible || url.find_first_of("?#@\\") != std::string_view::npos) return std::nullopt;
     const std::size_t slash = url.find('/');
     if (slash != std::string_view::npos) out.path = url.substr(slash);
     const std::string_view authority = url.substr(0, slash);
     const auto address = address_of(authority);
-    const bool bracketed = authority.size() > 2 && authority.front() == '[' && authority.back() == ']';
+    const bool bracketed =
+        authority.size() > 2 && authority.front() == '[' && authority.back() == ']';
     if (address && address->port != 0) {
         out.host = address->host;
     } else if (bracketed && is_host(authority.substr(1, authority.size() - 2), true)) {
@@ -469,7 +528,9 @@ UpstreamConfig read_upstream(const Map& map, std::vector<std::string>& warnings)
     map.read("base_url", upstream.base_url);
     const auto url = base_url_of(upstream.base_url);
     if (!url) {
-        map.refuse("base_url", " must be http(s)://HOST[:PORT][/PATH] without user, query and fragment, such as https://api.openai.com");
+        map.refuse("base_url",
+                   " must be http(s)://HOST[:PORT][/PATH] without user, query and fragment, such "
+                   "as https://api.openai.com");
     }
     while (upstream.base_url.ends_with('/')) upstream.base_url.pop_back();
     if (const YAML::Node* at = map.find("api_key_env")) {
@@ -478,14 +539,22 @@ UpstreamConfig read_upstream(const Map& map, std::vector<std::string>& warnings)
     }
     for (const YAML::Node& item : items(map, "models", true)) {
         upstream.models.push_back(map.document().text(item, map.path("models")));
-        if (upstream.models.back().empty()) map.refuse("models", " holds an empty pattern; '*' matches every model");
+        if (upstream.models.back().empty())
+            map.refuse("models", " holds an empty pattern; '*' matches every model");
     }
     if (map.find("models") == nullptr) upstream.models.emplace_back("*");
-    if (upstream.models.empty()) map.refuse("models", " is empty, so the upstream would never be used: name a pattern or remove the key");
-    upstream.stream_usage = url->host == "api.openai.com" ? StreamUsage::inject : StreamUsage::passive;
-    map.read("stream_usage", upstream.stream_usage, {{"inject", StreamUsage::inject}, {"passive", StreamUsage::passive}});
-    map.read("auth", upstream.auth, {{"bearer", UpstreamAuth::bearer}, {"api-key", UpstreamAuth::api_key}});
-    map.read("idempotency_key", upstream.idempotency_key, {{"drop", UpstreamKey::drop}, {"forward", UpstreamKey::forward}});
+    if (upstream.models.empty())
+        map.refuse(
+            "models",
+            " is empty, so the upstream would never be used: name a pattern or remove the key");
+    upstream.stream_usage =
+        url->host == "api.openai.com" ? StreamUsage::inject : StreamUsage::passive;
+    map.read("stream_usage", upstream.stream_usage,
+             {{"inject", StreamUsage::inject}, {"passive", StreamUsage::passive}});
+    map.read("auth", upstream.auth,
+             {{"bearer", UpstreamAuth::bearer}, {"api-key", UpstreamAuth::api_key}});
+    map.read("idempotency_key", upstream.idempotency_key,
+             {{"drop", UpstreamKey::drop}, {"forward", UpstreamKey::forward}});
     map.read("connect_timeout", upstream.connect_timeout, least);
     map.read("first_byte_timeout", upstream.first_byte_timeout, least);
     map.read("idle_timeout", upstream.idle_timeout, least);
@@ -493,10 +562,13 @@ UpstreamConfig read_upstream(const Map& map, std::vector<std::string>& warnings)
 
     const bool in_the_clear = !url->tls && !Address{url->host, 0}.loopback();
     if (in_the_clear && upstream.has_api_key) {
-        warnings.push_back(map.path("base_url") + ": the API key of upstream " + upstream.name + " travels unencrypted; use https");
+        warnings.push_back(map.path("base_url") + ": the API key of upstream " + upstream.name +
+                           " travels unencrypted; use https");
     }
     if (url->path == "/v1" || url->path == "/v1/") {
-        warnings.push_back(map.path("base_url") + ": it ends in /v1, and so the upstream is asked for /v1/v1/…; remove the path");
+        warnings.push_back(
+            map.path("base_url") +
+            ": it ends in /v1, and so the upstream is asked for /v1/v1/…; remove the path");
     }
     return upstream;
 }
@@ -509,21 +581,25 @@ std::vector<UpstreamConfig> read_upstreams(const Map& root, std::vector<std::str
     upstreams.reserve(nodes.size());
     for (const YAML::Node& item : nodes) {
         const Map map(root.document(), item, "upstreams[" + std::to_string(count++) + "]",
-                      {"name", "dialect", "base_url", "api_key_env", "models", "stream_usage", "auth", "idempotency_key",
-                       "connect_timeout", "first_byte_timeout", "idle_timeout", "ca_file"});
+                      {"name", "dialect", "base_url", "api_key_env", "models", "stream_usage",
+                       "auth", "idempotency_key", "connect_timeout", "first_byte_timeout",
+                       "idle_timeout", "ca_file"});
         UpstreamConfig upstream = read_upstream(map, warnings);
         for (const UpstreamConfig& other : upstreams) {
-            if (other.name == upstream.name) map.refuse("name", ": two upstreams are called " + quoted(upstream.name));
+            if (other.name == upstream.name)
+                map.refuse("name", ": two upstreams are called " + quoted(upstream.name));
         }
         if (takes_all != nullptr) {
-            warnings.push_back("upstreams: " + upstream.name + " is never used, because " + takes_all->name +
-                               " before it takes every model; put it first");
+            warnings.push_back("upstreams: " + upstream.name + " is never used, because " +
+                               takes_all->name + " before it takes every model; put it first");
         }
         upstreams.push_back(std::move(upstream));
         const auto& models = upstreams.back().models;
-        if (takes_all == nullptr && std::find(models.begin(), models.end(), "*") != models.end()) takes_all = &upstreams.back();
+        if (takes_all == nullptr && std::find(models.begin(), models.end(), "*") != models.end())
+            takes_all = &upstreams.back();
     }
-    if (upstreams.empty()) warnings.emplace_back("upstreams: none is named, so every call is answered 404");
+    if (upstreams.empty())
+        warnings.emplace_back("upstreams: none is named, so every call is answered 404");
     return upstreams;
 }
 
@@ -536,20 +612,28 @@ void read_waits(const Map& map, RouteConfig& route) {
 }
 
 void read_route(const Map& map, bool chat, RouteConfig& route) {
-    map.read("mode", route.mode, {{"off", Mode::off}, {"observe", Mode::observe}, {"on", Mode::on}});
+    map.read("mode", route.mode,
+             {{"off", Mode::off}, {"observe", Mode::observe}, {"on", Mode::on}});
     map.read("key", route.key, {{"optional", KeyRule::optional}, {"required", KeyRule::required}});
-    if (chat && route.key == KeyRule::optional) map.refuse("key", ": /api/chat always needs an id; use required");
-    map.read("on_running", route.on_running,
-             {{"join", OnRunning::join}, {"accept", OnRunning::accept}, {"reject", OnRunning::reject}});
+    if (chat && route.key == KeyRule::optional)
+        map.refuse("key", ": /api/chat always needs an id; use required");
+    map.read(
+        "on_running", route.on_running,
+        {{"join", OnRunning::join}, {"accept", OnRunning::accept}, {"reject", OnRunning::reject}});
     if (!chat && route.on_running == OnRunning::accept) {
-        map.refuse("on_running", ": 'accept' answers 202, which SDKs take for an empty success; use join or reject here");
+        map.refuse("on_running",
+                   ": 'accept' answers 202, which SDKs take for an empty success; use join or "
+                   "reject here");
     }
-    map.read("on_failed", route.on_failed, {{"rerun", OnFailed::rerun}, {"replay", OnFailed::replay}});
-    map.read("on_unknown", route.on_unknown, {{"rerun", OnUnknown::rerun}, {"hold", OnUnknown::hold}}, {"probe"});
-    map.read("on_disconnect", route.on_disconnect, {{"finish", OnDisconnect::finish}, {"cancel", OnDisconnect::cancel}},
-             {"grace"});
+    map.read("on_failed", route.on_failed,
+             {{"rerun", OnFailed::rerun}, {"replay", OnFailed::replay}});
+    map.read("on_unknown", route.on_unknown,
+             {{"rerun", OnUnknown::rerun}, {"hold", OnUnknown::hold}}, {"probe"});
+    map.read("on_disconnect", route.on_disconnect,
+             {{"finish", OnDisconnect::finish}, {"cancel", OnDisconnect::cancel}}, {"grace"});
     map.read("model", route.model);
-    if (!chat && map.find("model") != nullptr) map.refuse("model", " is for /api/chat only: elsewhere the body names the model");
+    if (!chat && map.find("model") != nullptr)
+        map.refuse("model", " is for /api/chat only: elsewhere the body names the model");
     map.read_count<std::uint32_t>("max_paid_attempts", route.max_paid_attempts, 1'000'000);
     read_waits(map, route);
 }
@@ -557,7 +641,8 @@ void read_route(const Map& map, bool chat, RouteConfig& route) {
 std::map<std::string, RouteConfig> read_routes(const Map& root) {
     RouteConfig defaults;
     if (const YAML::Node* node = root.find("gateway")) {
-        const Map map(root.document(), *node, "gateway", {"join_timeout", "finish_limit", "heartbeat"}, {"orphan_window"});
+        const Map map(root.document(), *node, "gateway",
+                      {"join_timeout", "finish_limit", "heartbeat"}, {"orphan_window"});
         read_waits(map, defaults);
     }
     static const std::string completions = "/v1/chat/completions";
@@ -571,8 +656,8 @@ std::map<std::string, RouteConfig> read_routes(const Map& root) {
                   {"/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"});
     for (const auto& [path, value] : map.entries()) {
         const Map route(root.document(), value, "routes." + path,
-                        {"mode", "key", "on_running", "on_failed", "on_unknown", "on_disconnect", "model", "max_paid_attempts",
-                         "join_timeout", "finish_limit", "heartbeat"},
+                        {"mode", "key", "on_running", "on_failed", "on_unknown", "on_disconnect",
+                         "model", "max_paid_attempts", "join_timeout", "finish_limit", "heartbeat"},
                         {"record", "orphan_window"});
         read_route(route, path == chat, routes[path]);
     }
@@ -582,31 +667,39 @@ std::map<std::string, RouteConfig> read_routes(const Map& root) {
 void check_addresses(const Map& root, const Config& config) {
     if (!config.admin.loopback()) {
         root.refuse("admin", ": " + quoted(config.admin.host) +
-                                 " is not a loopback address; the admin address has no login in this version, so use 127.0.0.1 or [::1]");
+                                 " is not a loopback address; the admin address has no login in "
+                                 "this version, so use 127.0.0.1 or [::1]");
     }
-    if (config.listen.port != 0 && config.listen.port == config.admin.port && config.listen.host == config.admin.host) {
+    if (config.listen.port != 0 && config.listen.port == config.admin.port &&
+        config.listen.host == config.admin.host) {
         root.refuse("admin", ": listen and admin are the same address; give admin another port");
     }
     if (config.listen.loopback() || !config.clients.empty()) return;
     for (const UpstreamConfig& upstream : config.upstreams) {
         if (!upstream.has_api_key) continue;
-        root.refuse("listen", ": " + quoted(config.listen.host) + " is not a loopback address, upstream " + quoted(upstream.name) +
-                                  " has an API key of its own and there are no clients: anybody could spend its money. "
+        root.refuse("listen", ": " + quoted(config.listen.host) +
+                                  " is not a loopback address, upstream " + quoted(upstream.name) +
+                                  " has an API key of its own and there are no clients: anybody "
+                                  "could spend its money. "
                                   "Name clients, or listen on 127.0.0.1");
     }
 }
 
-/// YAML::Load drops what follows the first document without a word, and YAML::LoadAll never returns on some broken text.
+/// YAML::Load drops what follows the first document without a word, and YAML::LoadAll never returns
+/// on some broken text.
 bool goes_on_after_first_document(const std::string& text) {
     class Ignore final : public YAML::EventHandler {
         void OnDocumentStart(const YAML::Mark&) override {}
         void OnDocumentEnd() override {}
         void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
         void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
-        void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
-        void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+        void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                      const std::string&) override {}
+        void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                             YAML::EmitterStyle::value) override {}
         void OnSequenceEnd() override {}
-        void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+        void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                        YAML::EmitterStyle::value) override {}
         void OnMapEnd() override {}
     } ignore;
     std::istringstream stream(text);
@@ -615,10 +708,11 @@ bool goes_on_after_first_document(const std::string& text) {
 }
 
 Config read(const Document& document, const YAML::Node& node) {
-    const Map root(document, node, "",
-                   {"listen", "admin", "threads", "store", "engine", "clients", "upstreams", "routes", "spool", "memory", "record",
-                    "allow_anonymous", "gateway", "drain_timeout"},
-                   {"peer", "admin_tokens", "cors", "prices", "consumers"});
+    const Map root(
+        document, node, "",
+        {"listen", "admin", "threads", "store", "engine", "clients", "upstreams", "routes", "spool",
+         "memory", "record", "allow_anonymous", "gateway", "drain_timeout"},
+        {"peer", "admin_tokens", "cors", "prices", "consumers"});
     Config config;
     read_address(root, "listen", config.listen);
     read_address(root, "admin", config.admin);
@@ -659,13 +753,16 @@ bool Address::loopback() const {
     for (int part = 0; part < 4; ++part) {
         const std::size_t dot = rest.find('.');
         const std::string_view number = rest.substr(0, dot);
-        if ((dot == std::string_view::npos) != (part == 3) || !all_digits(number) || number.size() > 3) return false;
+        if ((dot == std::string_view::npos) != (part == 3) || !all_digits(number) ||
+            number.size() > 3)
+            return false;
         rest.remove_prefix(dot == std::string_view::npos ? rest.size() : dot + 1);
     }
     return true;
 }
 
-base::Result<Config> parse(std::string_view yaml, const std::string& file, const Environment& environment) {
+base::Result<Config> parse(std::string_view yaml, const std::string& file,
+                           const Environment& environment) {
     const auto refused = [](std::string detail) {
         return base::Error{.code = base::ErrorCode::invalid_argument, .detail = std::move(detail)};
     };
@@ -674,33 +771,41 @@ base::Result<Config> parse(std::string_view yaml, const std::string& file, const
         if (yaml.size() > config_max_bytes) document.refuse(1, "the file is larger than 1 MiB");
         int line = 1;
         for (const char c : yaml) {
-            // yaml-cpp takes NUL and end-of-transmission for the end of the file and drops the rest without a word.
+            // yaml-cpp takes NUL and end-of-transmission for the end of the file and drops the rest
+            // without a word.
             if (c == '\n') ++line;
             if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') {
-                document.refuse(line, "the file holds a control character; it must be plain text (UTF-8)");
+                document.refuse(
+                    line, "the file holds a control character; it must be plain text (UTF-8)");
             }
         }
         const std::string text(yaml);
         const YAML::Node node = YAML::Load(text);
         if (goes_on_after_first_document(text)) {
-            document.refuse(1, "text follows after the end of the first YAML document ('---' or a stray bracket); keep one document");
+            document.refuse(1,
+                            "text follows after the end of the first YAML document ('---' or a "
+                            "stray bracket); keep one document");
         }
         return read(document, node);
     } catch (const Refused& reason) {
         return refused(reason.message);
     } catch (const YAML::Exception& error) {
-        return refused(file + ":" + std::to_string(error.mark.line + 1) + ": not valid YAML: " + error.msg);
+        return refused(file + ":" + std::to_string(error.mark.line + 1) +
+                       ": not valid YAML: " + error.msg);
     }
 }
 
 base::Result<Config> load(const std::string& path) {
     const auto unreadable = [&] {
         return base::Error{.code = base::ErrorCode::io,
-                           .detail = path + ": the configuration cannot be read; check that the file exists and its permissions"};
+                           .detail = path +
+                                     ": the configuration cannot be read; check that the file "
+                                     "exists and its permissions"};
     };
     std::ifstream file(path, std::ios::binary);
     if (!file) return unreadable();
-    std::string text(config_max_bytes + 1, '\0');  // one more, so that parse() sees a file that is too large
+    std::string text(config_max_bytes + 1,
+                     '\0');  // one more, so that parse() sees a file that is too large
     file.read(text.data(), static_cast<std::streamsize>(text.size()));
     if (file.bad()) return unreadable();
     text.resize(static_cast<std::size_t>(file.gcount()));

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <sstream>
 
 namespace semel::config {
 namespace {
@@ -15,8 +16,10 @@ using namespace std::chrono_literals;
 
 std::optional<std::string> environment(const std::string& name) {
     static const std::map<std::string, std::string> variables{
-        {"WEB_TOKEN", "web-token"},   {"WEB_TOKEN_OLD", "web-token-old"}, {"APP_TOKEN", "app-token"}, {"SAME_TOKEN", "web-token"},
-        {"API_KEY", "sk-hidden"},     {"EMPTY", ""},                      {"LINE", "sk-hidden\n"},    {"PORT", "9999"},
+        {"WEB_TOKEN", "web-token"},     {"WEB_TOKEN_OLD", "web-token-old"},
+        {"APP_TOKEN", "app-token"},     {"SAME_TOKEN", "web-token"},
+        {"API_KEY", "sk-hidden"},       {"EMPTY", ""},
+        {"LINE", "sk-hidden\n"},        {"PORT", "9999"},
         {"SECRET", "0123456789abcdef"}, {"SHORT", "short"}};
     const auto found = variables.find(name);
     if (found == variables.end()) return std::nullopt;
@@ -185,14 +188,21 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
         {"lsten: 127.0.0.1:1", "semel.yaml:1: unknown key 'lsten'; did you mean 'listen'?"},
         {"\nroutes:\n  /api/chat:\n    on_runing: accept\n",
          "semel.yaml:4: unknown key 'on_runing' in routes./api/chat; did you mean 'on_running'?"},
-        {"engine: { leas: 10s }", "semel.yaml:1: unknown key 'leas' in engine; did you mean 'lease'?"},
-        {"spool: { entirely_else: 1 }", "semel.yaml:1: unknown key 'entirely_else' in spool; known here: path"},
-        {"routes: { /v1/chat/completion: {} }", "unknown key '/v1/chat/completion' in routes; did you mean '/v1/chat/completions'?"},
-        {"upstreams:\n  - name: a\n    base_ulr: x\n", "semel.yaml:3: unknown key 'base_ulr' in upstreams[0]; did you mean 'base_url'?"},
-        {"admin: 127.0.0.1:1\nlisten: 127.0.0.1:2\nadmin: 127.0.0.1:3", "semel.yaml:3: key 'admin' is given twice; remove one"},
-        {"store:\n  rocksdb: { path: a, path: b }", "semel.yaml:2: key 'path' in store.rocksdb is given twice; remove one"},
+        {"engine: { leas: 10s }",
+         "semel.yaml:1: unknown key 'leas' in engine; did you mean 'lease'?"},
+        {"spool: { entirely_else: 1 }",
+         "semel.yaml:1: unknown key 'entirely_else' in spool; known here: path"},
+        {"routes: { /v1/chat/completion: {} }",
+         "unknown key '/v1/chat/completion' in routes; did you mean '/v1/chat/completions'?"},
+        {"upstreams:\n  - name: a\n    base_ulr: x\n",
+         "semel.yaml:3: unknown key 'base_ulr' in upstreams[0]; did you mean 'base_url'?"},
+        {"admin: 127.0.0.1:1\nlisten: 127.0.0.1:2\nadmin: 127.0.0.1:3",
+         "semel.yaml:3: key 'admin' is given twice; remove one"},
+        {"store:\n  rocksdb: { path: a, path: b }",
+         "semel.yaml:2: key 'path' in store.rocksdb is given twice; remove one"},
         // of later versions
-        {"store: { redis: { url: x } }", "semel.yaml:1: 'redis' in store is not supported by this version; remove it"},
+        {"store: { redis: { url: x } }",
+         "semel.yaml:1: 'redis' in store is not supported by this version; remove it"},
         {"store: { postgres: { url: x } }", "'postgres' in store is not supported by this version"},
         {"store: { mysql: { url: x } }", "'mysql' in store is not supported by this version"},
         {"consumers: []", "'consumers' is not supported by this version"},
@@ -201,12 +211,17 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
         {"cors: {}", "'cors' is not supported by this version"},
         {"admin_tokens: []", "'admin_tokens' is not supported by this version"},
         {"record: { body: none }", "'body' in record is not supported by this version"},
-        {"gateway: { orphan_window: 12s }", "'orphan_window' in gateway is not supported by this version"},
-        {"routes: { /v1/messages: {} }", "'/v1/messages' in routes is not supported by this version"},
-        {"routes: { /api/chat: { record: { body: none } } }", "'record' in routes./api/chat is not supported by this version"},
+        {"gateway: { orphan_window: 12s }",
+         "'orphan_window' in gateway is not supported by this version"},
+        {"routes: { /v1/messages: {} }",
+         "'/v1/messages' in routes is not supported by this version"},
+        {"routes: { /api/chat: { record: { body: none } } }",
+         "'record' in routes./api/chat is not supported by this version"},
         {"routes: { /api/chat: { on_unknown: probe } }",
-         "semel.yaml:1: routes./api/chat.on_unknown: 'probe' is not supported by this version; use one of rerun, hold"},
-        {"routes: { /api/chat: { on_disconnect: grace } }", "on_disconnect: 'grace' is not supported by this version; use one of finish, cancel"},
+         "semel.yaml:1: routes./api/chat.on_unknown: 'probe' is not supported by this version; use "
+         "one of rerun, hold"},
+        {"routes: { /api/chat: { on_disconnect: grace } }",
+         "on_disconnect: 'grace' is not supported by this version; use one of finish, cancel"},
         {"upstreams: [ { name: a, base_url: 'http://a', dialect: anthropic } ]",
          "upstreams[0].dialect: 'anthropic' is not supported by this version; use one of openai"},
         // types, units, ranges
@@ -218,70 +233,96 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
         {"listen:", "semel.yaml:1: listen must be given a value"},
         {"- a", "semel.yaml:1: the file must be a map of keys"},
         {"engine: 10s", "engine must be a map of keys: lease, retention, secret_env"},
-        {"engine: { lease: 10 }", "engine.lease: '10' is no duration: write a whole number and a unit (ms, s, m, h, d), such as 10s"},
+        {"engine: { lease: 10 }",
+         "engine.lease: '10' is no duration: write a whole number and a unit (ms, s, m, h, d), "
+         "such as 10s"},
         {"engine: { lease: 1.5s }", "is no duration"},
         {"engine: { lease: -1s }", "is no duration"},
         {"engine: { lease: 10 s }", "is no duration"},
         {"engine: { lease: 99999999999999999999s }", "is no duration"},
         {"engine: { lease: 9999999999999999d }", "is no duration"},
         {"engine: { lease: 1ms }", "engine.lease: '1ms' is out of range: from 100ms to 3600000ms"},
-        {"engine: { retention: { completed: 10s } }", "engine.retention.completed must be longer than engine.lease"},
-        {"engine: { lease: 1h, retention: { failed: 30m } }", "engine.retention.failed must be longer than engine.lease"},
+        {"engine: { retention: { completed: 10s } }",
+         "engine.retention.completed must be longer than engine.lease"},
+        {"engine: { lease: 1h, retention: { failed: 30m } }",
+         "engine.retention.failed must be longer than engine.lease"},
         {"memory: { bodies: 10 }", "memory.bodies: '10' is no size"},
         {"memory: { bodies: 10mib }", "memory.bodies: '10mib' is no size"},
-        {"memory: { bodies: 99999999GiB }", "memory.bodies: '99999999GiB' is no size up to 1024GiB"},
+        {"memory: { bodies: 99999999GiB }",
+         "memory.bodies: '99999999GiB' is no size up to 1024GiB"},
         {"allow_anonymous: yes", "allow_anonymous: 'yes' is neither true nor false"},
         {"threads: -1", "threads: '-1' is not a whole number from 0 to 1024"},
         {"threads: 4000", "threads: '4000' is not a whole number from 0 to 1024"},
-        {"routes: { /api/chat: { mode: maybe } }", "routes./api/chat.mode: 'maybe' is not one of off, observe, on"},
+        {"routes: { /api/chat: { mode: maybe } }",
+         "routes./api/chat.mode: 'maybe' is not one of off, observe, on"},
         {"routes: { /api/chat: { join_timeout: 0s } }", "is out of range"},
-        {"routes: { /api/chat: { key: optional } }", "routes./api/chat.key: /api/chat always needs an id; use required"},
-        {"routes: { /v1/chat/completions: { on_running: accept } }", "'accept' answers 202, which SDKs take for an empty success"},
+        {"routes: { /api/chat: { key: optional } }",
+         "routes./api/chat.key: /api/chat always needs an id; use required"},
+        {"routes: { /v1/chat/completions: { on_running: accept } }",
+         "'accept' answers 202, which SDKs take for an empty success"},
         {"routes: { /v1/chat/completions: { model: a } }", "model is for /api/chat only"},
         // store
         {"store: {}", "store must name exactly one of memory, rocksdb"},
         {"store: { memory: {}, rocksdb: {} }", "store must name exactly one of memory, rocksdb"},
         {"store: { memory: { path: a } }", "unknown key 'path' in store.memory"},
         {"store: { rocksdb: { path: '' } }", "store.rocksdb.path must name a directory"},
-        {"store: { rocksdb: { durability: none } }", "store.rocksdb.durability: 'none' is not one of sync, async"},
+        {"store: { rocksdb: { durability: none } }",
+         "store.rocksdb.durability: 'none' is not one of sync, async"},
         // environment
-        {"listen: 127.0.0.1:${NOT_SET}", "listen: environment variable NOT_SET is not set: export it"},
-        {"spool: { path: 'a${b' }", "spool.path: '${' begins no ${NAME} of an environment variable"},
+        {"listen: 127.0.0.1:${NOT_SET}",
+         "listen: environment variable NOT_SET is not set: export it"},
+        {"spool: { path: 'a${b' }",
+         "spool.path: '${' begins no ${NAME} of an environment variable"},
         {"upstreams: [ { name: a, base_url: 'http://a', api_key_env: NOT_SET } ]",
          "upstreams[0].api_key_env: environment variable NOT_SET is not set"},
-        {"upstreams: [ { name: a, base_url: 'http://a', api_key_env: EMPTY } ]", "environment variable EMPTY is empty"},
-        {"upstreams: [ { name: a, base_url: 'http://a', api_key_env: LINE } ]", "environment variable LINE holds a blank, a line end"},
+        {"upstreams: [ { name: a, base_url: 'http://a', api_key_env: EMPTY } ]",
+         "environment variable EMPTY is empty"},
+        {"upstreams: [ { name: a, base_url: 'http://a', api_key_env: LINE } ]",
+         "environment variable LINE holds a blank, a line end"},
         {"upstreams: [ { name: a, base_url: 'http://a', api_key_env: sk-secret } ]",
          "upstreams[0].api_key_env must be the name of an environment variable, not a value"},
-        {"engine: { secret_env: NOT_SET }", "engine.secret_env: environment variable NOT_SET is not set"},
+        {"engine: { secret_env: NOT_SET }",
+         "engine.secret_env: environment variable NOT_SET is not set"},
         // clients and upstreams
         {"clients: []", "clients is empty, so nobody could call"},
-        {"clients: [ { token_env: WEB_TOKEN } ]", "clients[0].name must be a name of 1 to 255 visible ASCII characters"},
+        {"clients: [ { token_env: WEB_TOKEN } ]",
+         "clients[0].name must be a name of 1 to 255 visible ASCII characters"},
         {"clients: [ { name: a b, token_env: WEB_TOKEN } ]", "clients[0].name must be a name"},
         {"clients: [ { name: web } ]", "clients[0].token_env must name the environment variable"},
-        {"clients: [ { name: web, token_env: [] } ]", "clients[0].token_env must name the environment variable"},
-        {"clients: [ { name: anonymous, token_env: WEB_TOKEN } ]", "'anonymous' is the tenant of callers without a credential"},
-        {"clients: [ { name: a, token_env: WEB_TOKEN }, { name: a, token_env: APP_TOKEN } ]", "clients[1].name: two clients are called 'a'"},
-        {"clients: [ { name: a, token_env: WEB_TOKEN }, { name: b, token_env: SAME_TOKEN } ]", "clients 'a' and 'b' have the same token"},
+        {"clients: [ { name: web, token_env: [] } ]",
+         "clients[0].token_env must name the environment variable"},
+        {"clients: [ { name: anonymous, token_env: WEB_TOKEN } ]",
+         "'anonymous' is the tenant of callers without a credential"},
+        {"clients: [ { name: a, token_env: WEB_TOKEN }, { name: a, token_env: APP_TOKEN } ]",
+         "clients[1].name: two clients are called 'a'"},
+        {"clients: [ { name: a, token_env: WEB_TOKEN }, { name: b, token_env: SAME_TOKEN } ]",
+         "clients 'a' and 'b' have the same token"},
         {"clients: { name: a }", "clients must be a list"},
         {"upstreams: [ { base_url: 'http://a' } ]", "upstreams[0].name must be a name"},
         {"upstreams: [ { name: a } ]", "upstreams[0].base_url must be http(s)"},
-        {"upstreams: [ { name: a, base_url: 'ftp://a' } ]", "upstreams[0].base_url must be http(s)://HOST[:PORT][/PATH]"},
+        {"upstreams: [ { name: a, base_url: 'ftp://a' } ]",
+         "upstreams[0].base_url must be http(s)://HOST[:PORT][/PATH]"},
         {"upstreams: [ { name: a, base_url: 'http://u:p@a' } ]", "base_url must be http(s)"},
         {"upstreams: [ { name: a, base_url: 'http://a?x=1' } ]", "base_url must be http(s)"},
         {"upstreams: [ { name: a, base_url: 'http://a:0' } ]", "base_url must be http(s)"},
         {"upstreams: [ { name: a, base_url: 'http://' } ]", "base_url must be http(s)"},
-        {"upstreams: [ { name: a, base_url: 'http://a', models: [] } ]", "upstreams[0].models is empty"},
-        {"upstreams: [ { name: a, base_url: 'http://a', models: {} } ]", "upstreams[0].models must be a list"},
-        {"upstreams: [ { name: a, base_url: 'http://a' }, { name: a, base_url: 'http://b' } ]", "two upstreams are called 'a'"},
+        {"upstreams: [ { name: a, base_url: 'http://a', models: [] } ]",
+         "upstreams[0].models is empty"},
+        {"upstreams: [ { name: a, base_url: 'http://a', models: {} } ]",
+         "upstreams[0].models must be a list"},
+        {"upstreams: [ { name: a, base_url: 'http://a' }, { name: a, base_url: 'http://b' } ]",
+         "two upstreams are called 'a'"},
         // addresses
         {"admin: 0.0.0.0:8788", "admin: '0.0.0.0' is not a loopback address"},
         {"admin: 127.0.0.1:8787", "listen and admin are the same address"},
-        {"listen: 0.0.0.0:80\nupstreams: [ { name: a, base_url: 'http://a', api_key_env: API_KEY } ]",
-         "semel.yaml:1: listen: '0.0.0.0' is not a loopback address, upstream 'a' has an API key of its own and there are no clients"},
+        {"listen: 0.0.0.0:80\nupstreams: [ { name: a, base_url: 'http://a', api_key_env: API_KEY } "
+         "]",
+         "semel.yaml:1: listen: '0.0.0.0' is not a loopback address, upstream 'a' has an API key "
+         "of its own and there are no clients"},
         // YAML itself
         {"a: [", "not valid YAML"},
-        {"listen: 127.0.0.1:1\n---\nadmin: x", "text follows after the end of the first YAML document"},
+        {"listen: 127.0.0.1:1\n---\nadmin: x",
+         "text follows after the end of the first YAML document"},
         {",a: b", "semel.yaml:1: "},  // yaml-cpp's LoadAll never returns on this
     };
     for (const Refusal& refusal : refusals) {
@@ -293,7 +334,8 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
         EXPECT_EQ(result.error().code, base::ErrorCode::invalid_argument);
         EXPECT_TRUE(result.error().detail.starts_with("semel.yaml:")) << result.error().detail;
         EXPECT_NE(result.error().detail.find(refusal.message), std::string::npos)
-            << refusal.yaml << "\n  says  " << result.error().detail << "\n  not   " << refusal.message;
+            << refusal.yaml << "\n  says  " << result.error().detail << "\n  not   "
+            << refusal.message;
         EXPECT_EQ(result.error().detail.find("sk-hidden"), std::string::npos);
         EXPECT_EQ(result.error().detail.find("web-token"), std::string::npos);
     }
@@ -301,20 +343,24 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
 
 TEST(Config, a_control_character_that_would_hide_the_rest_of_the_file_is_refused) {
     for (const char hidden : {'\0', '\x04'}) {
-        const std::string yaml = std::string("threads: 1\n") + hidden + "\nallow_anonymous: maybe\n";
+        const std::string yaml =
+            std::string("threads: 1\n") + hidden + "\nallow_anonymous: maybe\n";
         const auto result = read(yaml);
         ASSERT_FALSE(result);
-        EXPECT_NE(result.error().detail.find("semel.yaml:2: the file holds a control character"), std::string::npos);
+        EXPECT_NE(result.error().detail.find("semel.yaml:2: the file holds a control character"),
+                  std::string::npos);
     }
     EXPECT_FALSE(read(std::string((1 << 20) + 1, ' ')));
 }
 
 TEST(Config, listening_beyond_loopback_with_an_upstream_key_needs_clients) {
-    const std::string upstream = "upstreams: [ { name: a, base_url: 'https://a', api_key_env: API_KEY } ]\n";
+    const std::string upstream =
+        "upstreams: [ { name: a, base_url: 'https://a', api_key_env: API_KEY } ]\n";
     EXPECT_FALSE(read("listen: 10.0.0.1:80\n" + upstream));
     EXPECT_FALSE(read("listen: 10.0.0.1:80\nallow_anonymous: true\n" + upstream));
     EXPECT_TRUE(read("listen: 127.0.0.2:80\n" + upstream));
-    EXPECT_TRUE(read("listen: 10.0.0.1:80\nclients: [ { name: web, token_env: WEB_TOKEN } ]\n" + upstream));
+    EXPECT_TRUE(
+        read("listen: 10.0.0.1:80\nclients: [ { name: web, token_env: WEB_TOKEN } ]\n" + upstream));
     EXPECT_TRUE(read("listen: 10.0.0.1:80\nupstreams: [ { name: a, base_url: 'https://a' } ]"));
 }
 
@@ -322,9 +368,11 @@ TEST(Config, warns_of_what_is_legal_and_probably_not_meant) {
     const std::vector<Refusal> warnings{
         {"store: { memory: }", "records end with the process"},
         {"engine: { secret_env: SHORT }", "fewer than 16 characters"},
-        {"upstreams: [ { name: a, base_url: 'http://example.com', api_key_env: API_KEY } ]", "travels unencrypted"},
+        {"upstreams: [ { name: a, base_url: 'http://example.com', api_key_env: API_KEY } ]",
+         "travels unencrypted"},
         {"upstreams: [ { name: a, base_url: 'https://example.com/v1' } ]", "/v1/v1/"},
-        {"upstreams: [ { name: a, base_url: 'https://a' }, { name: b, base_url: 'https://b' } ]", "b is never used, because a before it"},
+        {"upstreams: [ { name: a, base_url: 'https://a' }, { name: b, base_url: 'https://b' } ]",
+         "b is never used, because a before it"},
     };
     for (const auto& [yaml, message] : warnings) {
         std::string all;
@@ -334,8 +382,10 @@ TEST(Config, warns_of_what_is_legal_and_probably_not_meant) {
 }
 
 TEST(Config, knows_loopback_addresses) {
-    for (const char* host : {"127.0.0.1", "127.255.0.3", "::1", "localhost"}) EXPECT_TRUE((Address{host, 1}.loopback())) << host;
-    for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "127.example.com", "127.0.0.1.example.com", "127.1", "", "128.0.0.1"}) {
+    for (const char* host : {"127.0.0.1", "127.255.0.3", "::1", "localhost"})
+        EXPECT_TRUE((Address{host, 1}.loopback())) << host;
+    for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "127.example.com",
+                             "127.0.0.1.example.com", "127.1", "", "128.0.0.1"}) {
         EXPECT_FALSE((Address{host, 1}.loopback())) << host;
     }
 }
@@ -358,8 +408,11 @@ TEST(Config, patterns_match_whole_model_names) {
 
 TEST(Config, random_bytes_never_crash_it) {
     std::mt19937_64 random(11);
-    static const char* pieces[] = {"listen: ", "store: ", "{", "}", "[", "]", ": ", "\n", "  ", "- ", "&a ", "*a", "${", "}", "|", ">", "'",
-                                   "\"", "#", "routes:", "/api/chat: ", "mode: ", "!!int ", "<<: ", "? ", "---", "upstreams:", "name: ", "\t", "é", "\xFF"};
+    static const char* pieces[] = {
+        "listen: ", "store: ", "{",          "}",       "[",           "]",      ": ",     "\n",
+        "  ",       "- ",      "&a ",        "*a",      "${",          "}",      "|",      ">",
+        "'",        "\"",      "#",          "routes:", "/api/chat: ", "mode: ", "!!int ", "<<: ",
+        "? ",       "---",     "upstreams:", "name: ",  "\t",          "é",      "\xFF"};
     std::size_t refused = 0;
     for (int round = 0; round < 20000; ++round) {
         std::string yaml;
@@ -380,8 +433,39 @@ TEST(Config, random_bytes_never_crash_it) {
     EXPECT_FALSE(read(std::string(100000, '{')));
 }
 
+TEST(Config, the_reference_page_names_every_key) {
+    std::ifstream file(SEMEL_CONFIG_PAGE);
+    ASSERT_TRUE(file) << SEMEL_CONFIG_PAGE;
+    const std::string page((std::istreambuf_iterator<char>(file)), {});
+    const std::string stray = "no_such_key_of_any_map: 1";
+    std::size_t keys = 0;
+    for (const std::string& yaml :
+         {stray, "store: { rocksdb: { " + stray + " } }", "engine: { " + stray + " }",
+          "engine: { retention: { " + stray + " } }", "clients: [ { " + stray + " } ]",
+          "upstreams: [ { " + stray + " } ]", "routes: { " + stray + " }",
+          "routes: { /api/chat: { " + stray + " } }", "gateway: { " + stray + " }",
+          "memory: { " + stray + " }", "record: { " + stray + " }", "spool: { " + stray + " }"}) {
+        const std::string message = read(yaml).error().detail;
+        const std::string marker = "known here: ";
+        const std::size_t at = message.find(marker);
+        ASSERT_NE(at, std::string::npos) << message;
+        std::istringstream names(message.substr(at + marker.size()));
+        for (std::string name; std::getline(names >> std::ws, name, ',');) {
+            ++keys;
+            const bool named = page.find("`" + name + "`") != std::string::npos ||
+                               page.find("." + name + ".") != std::string::npos ||
+                               page.find("." + name + "`") != std::string::npos ||
+                               page.find("`" + name + ".") != std::string::npos ||
+                               page.find("## `" + name + "`") != std::string::npos;
+            EXPECT_TRUE(named) << name << " of " << yaml;
+        }
+    }
+    EXPECT_GT(keys, 50u);
+}
+
 TEST(Config, load_reads_a_file_and_the_environment_of_the_process) {
-    const std::filesystem::path path = std::filesystem::temp_directory_path() / ("semel-config-test-" + std::to_string(::getpid()));
+    const std::filesystem::path path = std::filesystem::temp_directory_path() /
+                                       ("semel-config-test-" + std::to_string(::getpid()));
     ASSERT_EQ(::setenv("SEMEL_CONFIG_TEST_PORT", "4321", 1), 0);
     std::ofstream(path) << "listen: 127.0.0.1:${SEMEL_CONFIG_TEST_PORT}\n";
     const auto config = load(path.string());
@@ -392,7 +476,8 @@ TEST(Config, load_reads_a_file_and_the_environment_of_the_process) {
     std::ofstream(path) << "thread: 1\n";
     const auto refused = load(path.string());
     ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().detail, path.string() + ":1: unknown key 'thread'; did you mean 'threads'?");
+    EXPECT_EQ(refused.error().detail,
+              path.string() + ":1: unknown key 'thread'; did you mean 'threads'?");
     std::filesystem::remove(path);
     const auto missing = load(path.string());
     ASSERT_FALSE(missing);

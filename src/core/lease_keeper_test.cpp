@@ -27,7 +27,8 @@ TEST(LeaseKeeper, renews_between_a_sixth_and_a_third_of_the_lease_and_once_at_a_
     EXPECT_EQ(k.step(start + 1s, LeaseTick{}), LeaseAction::renew);
     EXPECT_EQ(k.step(start + 2s, LeaseTick{}), LeaseAction::none) << "one is on its way";
     EXPECT_EQ(k.step(start + 2s, LeaseUnanswered{}), LeaseAction::none);
-    EXPECT_EQ(k.step(start + 2s, LeaseTick{}), LeaseAction::renew) << "asked again at the next tick";
+    EXPECT_EQ(k.step(start + 2s, LeaseTick{}), LeaseAction::renew)
+        << "asked again at the next tick";
 }
 
 TEST(LeaseKeeper, counts_the_lease_from_before_the_renewal_was_sent_not_from_its_answer) {
@@ -47,10 +48,12 @@ TEST(LeaseKeeper, after_a_stall_past_its_lease_it_asks_at_once_instead_of_giving
 TEST(LeaseKeeper, another_token_or_nonce_is_an_overtaking_told_once) {
     LeaseKeeper k = keeper();
     k.step(start + 1s, LeaseTick{});
-    EXPECT_EQ(k.step(start + 1s, LeaseRefused{record_of(FencingToken{8}, Status::processing)}), LeaseAction::overtaken);
+    EXPECT_EQ(k.step(start + 1s, LeaseRefused{record_of(FencingToken{8}, Status::processing)}),
+              LeaseAction::overtaken);
     EXPECT_TRUE(k.overtaken());
     EXPECT_EQ(k.step(start + 9s, LeaseTick{}), LeaseAction::none);
-    EXPECT_EQ(k.step(start + 9s, LeaseRefused{record_of(FencingToken{9}, Status::processing)}), LeaseAction::none);
+    EXPECT_EQ(k.step(start + 9s, LeaseRefused{record_of(FencingToken{9}, Status::processing)}),
+              LeaseAction::none);
 
     LeaseKeeper same_token = keeper();
     auto other_nonce = std::make_shared<Record>(*record_of(FencingToken{7}, Status::processing));
@@ -60,7 +63,8 @@ TEST(LeaseKeeper, another_token_or_nonce_is_an_overtaking_told_once) {
 }
 
 TEST(LeaseKeeper, an_owner_given_up_but_not_replaced_carries_on) {
-    const RecordPtr carry_on[] = {record_of(FencingToken{7}, Status::unknown), record_of(FencingToken{7}, Status::failed),
+    const RecordPtr carry_on[] = {record_of(FencingToken{7}, Status::unknown),
+                                  record_of(FencingToken{7}, Status::failed),
                                   record_of(FencingToken{7}, Status::completed), nullptr};
     for (const RecordPtr& record : carry_on) {
         LeaseKeeper k = keeper();
@@ -70,8 +74,9 @@ TEST(LeaseKeeper, an_owner_given_up_but_not_replaced_carries_on) {
     }
     LeaseKeeper cancelled = keeper();
     cancelled.step(start + 1s, LeaseTick{});
-    EXPECT_EQ(cancelled.step(start + 1s, LeaseRefused{record_of(FencingToken{7}, Status::failed, true)}),
-              LeaseAction::overtaken);
+    EXPECT_EQ(
+        cancelled.step(start + 1s, LeaseRefused{record_of(FencingToken{7}, Status::failed, true)}),
+        LeaseAction::overtaken);
 }
 
 }  // namespace

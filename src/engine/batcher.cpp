@@ -7,7 +7,8 @@ namespace semel::engine {
 
 namespace asio = runtime::asio;
 
-// The store's threads post through it. Closed under its mutex before the batcher goes, so that no post meets a dead loop.
+// The store's threads post through it. Closed under its mutex before the batcher goes, so that no
+// post meets a dead loop.
 struct Batcher::Gate {
     std::mutex mutex;
     Batcher* batcher = nullptr;
@@ -24,16 +25,18 @@ Batcher::~Batcher() {
         gate_->batcher = nullptr;
     }
     loop_.cancel(deadline_timer_);
-    // Handlers are destroyed here, on the loop's thread: a store that still holds the batch must find none in it.
+    // Handlers are destroyed here, on the loop's thread: a store that still holds the batch must
+    // find none in it.
     for (const BatchPtr& batch : out_) batch->waiters.clear();
 }
 
 Task<Result<Decided>> Batcher::refuse() {
-    co_return base::Error{.code = base::ErrorCode::store_unavailable,
-                          .applied = base::Applied::no,
-                          .retry_after = std::chrono::seconds{1},
-                          .detail = "the store does not keep up: " + std::to_string(waiting_items_max) +
-                                    " operations of one event loop wait for it; send less or use a faster disk"};
+    co_return base::Error{
+        .code = base::ErrorCode::store_unavailable,
+        .applied = base::Applied::no,
+        .retry_after = std::chrono::seconds{1},
+        .detail = "the store does not keep up: " + std::to_string(waiting_items_max) +
+                  " operations of one event loop wait for it; send less or use a faster disk"};
 }
 
 Task<Result<Decided>> Batcher::call(core::Item item, SteadyTime deadline) {
@@ -83,7 +86,8 @@ void Batcher::flush() {
 
 void Batcher::answered(const BatchPtr& batch) {
     std::erase(out_, batch);
-    SEMEL_ASSERT(batch->results.size() == batch->waiters.size(), "a store gives one result per item");
+    SEMEL_ASSERT(batch->results.size() == batch->waiters.size(),
+                 "a store gives one result per item");
     waiting_ -= batch->waiters.size();
     if (observer_) {
         const auto decided = std::find_if(batch->results.begin(), batch->results.end(),

@@ -19,17 +19,20 @@ using core::Decided;
 using runtime::Loop;
 using runtime::Task;
 
-/// One per loop, used on its thread; it may be destroyed while batches are out (their answers are dropped then, and the
-/// coroutines that wait for them are destroyed by the loop, not resumed). The loop and the store outlive it.
+/// One per loop, used on its thread; it may be destroyed while batches are out (their answers are
+/// dropped then, and the coroutines that wait for them are destroyed by the loop, not resumed). The
+/// loop and the store outlive it.
 class Batcher {
   public:
     static constexpr std::size_t batch_items_max = 512;
-    /// Items that wait for an answer, over all batches. Above, the store is told to be unavailable: it does not keep up.
+    /// Items that wait for an answer, over all batches. Above, the store is told to be unavailable:
+    /// it does not keep up.
     static constexpr std::size_t waiting_items_max = 64 * 1024;
     /// How often deadlines are looked at: an answer is given up at most this much too late.
     static constexpr std::chrono::milliseconds deadline_step{50};
 
-    /// Called on the loop for each batch that was answered: an outcome's store time, when the batch was sent, now.
+    /// Called on the loop for each batch that was answered: an outcome's store time, when the batch
+    /// was sent, now.
     using Observer = std::function<void(core::StoreTime at, SteadyTime sent, SteadyTime answered)>;
 
     Batcher(Loop& loop, core::Store& store, Observer observer);
@@ -37,15 +40,17 @@ class Batcher {
     Batcher(const Batcher&) = delete;
     Batcher& operator=(const Batcher&) = delete;
 
-    /// Submits `item` with the others of this loop turn. Error store_unavailable with applied == unknown: no answer by
-    /// `deadline` (it may still take effect); with applied == no: waiting_items_max is reached.
+    /// Submits `item` with the others of this loop turn. Error store_unavailable with applied ==
+    /// unknown: no answer by `deadline` (it may still take effect); with applied == no:
+    /// waiting_items_max is reached.
     Task<Result<Decided>> call(core::Item item, SteadyTime deadline = SteadyTime::max());
 
     [[nodiscard]] std::uint64_t batches() const { return batches_; }
     [[nodiscard]] std::size_t waiting() const { return waiting_; }
 
   private:
-    using Handler = runtime::asio::async_result<runtime::UseAwaitable, void(Result<Decided>)>::handler_type;
+    using Handler =
+        runtime::asio::async_result<runtime::UseAwaitable, void(Result<Decided>)>::handler_type;
     struct Waiter {
         std::optional<Handler> handler;  ///< Empty: its deadline passed.
         SteadyTime deadline;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <unordered_map>
 #include <utility>
 
@@ -28,7 +29,8 @@ struct Overloaded : F... {
 
 /// A grant must have this part of its lease left when it reaches its owner, else it is given back.
 constexpr int margin_part = 5;
-/// An acquire that came after its not_after (the store's clock is ahead of what we knew) is asked again this often.
+/// An acquire that came after its not_after (the store's clock is ahead of what we knew) is asked
+/// again this often.
 constexpr int late_acquires_max = 3;
 /// Between two tries of a client that waits.
 constexpr milliseconds foreground_backoff_first{10};
@@ -61,7 +63,9 @@ class Engine::Impl {
           counters_(engine.counters_),
           hot_(hot),
           spool_(spool),
-          batcher_(loop_, store_, [this](StoreTime at, SteadyTime sent, SteadyTime answered) { watch_clock(at, sent, answered); }) {
+          batcher_(loop_, store_, [this](StoreTime at, SteadyTime sent, SteadyTime answered) {
+              watch_clock(at, sent, answered);
+          }) {
         const std::string seed = base::random_bytes(sizeof nonce_base_);
         std::memcpy(&nonce_base_, seed.data(), sizeof nonce_base_);
         if (!options_.delivers_left_over) return;
@@ -81,8 +85,11 @@ class Engine::Impl {
         if (spool_.size() != 0) {
             while (auto entry = spool_.find(request.key)) {
                 const bool decided = co_await deliver_once(std::move(*entry));
-                // As long as a paid answer of this key waits to be recorded, nobody here may pay for another.
-                if (!decided) co_return unavailable("an answer of this intent waits in the spool until the store takes it");
+                // As long as a paid answer of this key waits to be recorded, nobody here may pay
+                // for another.
+                if (!decided)
+                    co_return unavailable(
+                        "an answer of this intent waits in the spool until the store takes it");
             }
         }
         for (int tries = 0; tries < late_acquires_max; ++tries) {
@@ -98,13 +105,16 @@ class Engine::Impl {
                                     .starts_call = request.starts_call,
                                     .label = request.label};
             core::Item item{request.key, std::move(operation)};
-            auto reply = co_await batcher_.call(std::move(item), asked_at + options_.acquire_patience);
+            auto reply =
+                co_await batcher_.call(std::move(item), asked_at + options_.acquire_patience);
             if (!reply) {
                 ++counters_.store_errors;
                 if (reply.error().applied == base::Applied::no) co_return std::move(reply.error());
-                // No answer may be acted on any more: the grant could be executed, or arrive, at any time until not_after.
+                // No answer may be acted on any more: the grant could be executed, or arrive, at
+                // any time until not_after.
                 in_background(settle(request.key, nonce, not_after));
-                co_return unavailable("the store did not answer whether this intent is granted; " + reply.error().detail);
+                co_return unavailable("the store did not answer whether this intent is granted; " +
+                                      reply.error().detail);
             }
             if (std::holds_alternative<core::Late>(reply->outcome)) continue;
             auto* granted = std::get_if<core::Granted>(&reply->outcome);
@@ -115,10 +125,12 @@ class Engine::Impl {
             }
             if (loop_.now() > asked_at + usable_for()) {
                 in_background(settle(request.key, nonce, not_after));
-                co_return unavailable("the store's grant came too late to be used and is given back");
+                co_return unavailable(
+                    "the store's grant came too late to be used and is given back");
             }
-            auto lease = std::make_unique<LeaseGuard>(engine_, request.key, *granted, nonce, asked_at,
-                                                      std::move(request.fingerprint), request.policy);
+            auto lease =
+                std::make_unique<LeaseGuard>(engine_, request.key, *granted, nonce, asked_at,
+                                             std::move(request.fingerprint), request.policy);
             base::fault_point("engine.acquired");
             co_return Acquired{std::move(lease), std::nullopt, reply->at};
         }
@@ -126,12 +138,14 @@ class Engine::Impl {
                         .applied = base::Applied::no,
                         .retry_after = std::chrono::seconds{1},
                         .detail = "the store's clock was past the time limit of each of " +
-                                  std::to_string(late_acquires_max) + " acquires: check the store's clock"};
+                                  std::to_string(late_acquires_max) +
+                                  " acquires: check the store's clock"};
     }
 
     Task<Result<bool>> start(LeaseGuard& lease) {
         core::Item item{lease.key_, core::Start{lease.token(), lease.nonce_}};
-        auto reply = co_await batcher_.call(std::move(item), loop_.now() + options_.acquire_patience);
+        auto reply =
+            co_await batcher_.call(std::move(item), loop_.now() + options_.acquire_patience);
         if (!reply) {
             ++counters_.store_errors;
             co_return std::move(reply.error());
@@ -143,7 +157,8 @@ class Engine::Impl {
 
     Task<Result<void>> put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes) {
         core::Item item{lease.key_, core::PutChunk{lease.token(), n, std::move(bytes)}};
-        auto reply = co_await batcher_.call(std::move(item), loop_.now() + options_.record_patience);
+        auto reply =
+            co_await batcher_.call(std::move(item), loop_.now() + options_.record_patience);
         if (!reply) {
             ++counters_.store_errors;
             co_return std::move(reply.error());
@@ -151,15 +166,16 @@ class Engine::Impl {
         co_return Result<void>{};
     }
 
-    Task<Completion> complete(LeaseGuard& lease, core::Answer answer, core::Usage usage, std::optional<core::Append> append) {
+    Task<Completion> complete(LeaseGuard& lease, core::Answer answer, core::Usage usage,
+                              std::optional<core::Append> append) {
         base::fault_point("engine.complete.before");
         const SteadyTime deadline = loop_.now() + options_.record_patience;
-        Delivery delivery(SpoolEntry{
-            .key = lease.key_,
-            .complete = {lease.token(), lease.nonce_, std::move(answer), std::move(usage), std::move(append)},
-            .fingerprint = lease.fingerprint_,
-            .policy = lease.policy_,
-            .chunks = {}});
+        Delivery delivery(SpoolEntry{.key = lease.key_,
+                                     .complete = {lease.token(), lease.nonce_, std::move(answer),
+                                                  std::move(usage), std::move(append)},
+                                     .fingerprint = lease.fingerprint_,
+                                     .policy = lease.policy_,
+                                     .chunks = {}});
         Backoff backoff(foreground_backoff_first, foreground_backoff_max);
         std::optional<Completion> done;
         for (;;) {
@@ -173,7 +189,8 @@ class Engine::Impl {
         base::fault_point("engine.complete.after");
         if (done) co_return std::move(*done);
         ++counters_.spooled;
-        if (auto kept = spool_.put(delivery.entry); !kept) ++counters_.store_errors;  // it stays in memory
+        if (auto kept = spool_.put(delivery.entry); !kept)
+            ++counters_.store_errors;  // it stays in memory
         delivery.spooled_as = delivery.entry.complete.token;
         in_background(deliver(std::move(delivery)));
         co_return Completion{Completion::Kind::pending, nullptr};
@@ -209,7 +226,8 @@ class Engine::Impl {
 
     Task<> release(LeaseGuard& lease) {
         core::Item item{lease.key_, core::Release{lease.token(), lease.nonce_}};
-        auto reply = co_await batcher_.call(std::move(item), loop_.now() + options_.record_patience);
+        auto reply =
+            co_await batcher_.call(std::move(item), loop_.now() + options_.record_patience);
         settle_guard(lease);
         if (reply) co_return;
         ++counters_.store_errors;
@@ -274,14 +292,28 @@ class Engine::Impl {
     [[nodiscard]] std::size_t leases() const { return leases_.size(); }
 
   private:
+    /// An acquire that made a lost claim anew and got no reply: it may be executed until then.
+    struct UnansweredClaim {
+        Nonce nonce;
+        StoreTime not_after;
+    };
     /// An answer on its way into its record.
     struct Delivery {
         explicit Delivery(SpoolEntry e) : entry(std::move(e)) {}
         SpoolEntry entry;
         std::optional<core::FencingToken> spooled_as;  ///< Token under which the spool holds it.
-        std::optional<Nonce> claimed_anew;             ///< Nonce of the acquire after a lost claim.
-        std::optional<StoreTime> unanswered_until;     ///< not_after of such an acquire that got no reply.
+        std::optional<UnansweredClaim> unanswered;
     };
+    /// The nonce under which a lost claim is made anew. A function of the lost one: whoever
+    /// delivers the answer, now or in a later process, asks with the same, so that what a lost
+    /// reply granted is granted again and not once more.
+    static Nonce claim_nonce(const Nonce& lost) {
+        std::string text(reinterpret_cast<const char*>(lost.bytes.data()), lost.bytes.size());
+        const base::Digest digest = base::sha256(text += "claimed anew");
+        Nonce nonce;
+        std::memcpy(nonce.bytes.data(), digest.bytes.data(), nonce.bytes.size());
+        return nonce;
+    }
 
     // ---- background work
 
@@ -302,20 +334,22 @@ class Engine::Impl {
         co_return !stopped && !stopping_;
     }
 
-    /// Repeats release(key, nonce) until the store confirms it at a time past `not_after`: then no lease of this nonce lives
-    /// and no acquire of it can be granted any more.
+    /// Repeats release(key, nonce) until the store confirms it at a time past `not_after`: then no
+    /// lease of this nonce lives and no acquire of it can be granted any more.
     Task<> settle(StoredKey key, Nonce nonce, StoreTime not_after) {
         Backoff backoff(background_backoff_first, background_backoff_max);
         for (;;) {
             core::Item item{key, core::Release{core::FencingToken{}, nonce}};
-            auto reply = co_await batcher_.call(std::move(item), loop_.now() + options_.acquire_patience);
+            auto reply =
+                co_await batcher_.call(std::move(item), loop_.now() + options_.acquire_patience);
             milliseconds wait = backoff.next();
             if (reply) {
                 if (reply->at > not_after) {
                     ++counters_.settled_acquires;
                     co_return;
                 }
-                wait = std::min(wait, std::chrono::ceil<milliseconds>(not_after - reply->at) + milliseconds{1});
+                wait = std::min(
+                    wait, std::chrono::ceil<milliseconds>(not_after - reply->at) + milliseconds{1});
             } else {
                 ++counters_.store_errors;
             }
@@ -352,8 +386,9 @@ class Engine::Impl {
         delivery.spooled_as = delivery.entry.complete.token;
         const auto done = co_await try_record(delivery, loop_.now() + options_.acquire_patience);
         if (!done) {
-            // An acquire that got no answer is settled by whoever delivers in the end: the nonce would be forgotten here.
-            if (delivery.unanswered_until) in_background(settle(delivery.entry.key, *delivery.claimed_anew, *delivery.unanswered_until));
+            // Not released now: the claim may have been granted, and the answer that it is for
+            // still lies in the spool.
+            if (delivery.unanswered) unanswered_claims_[delivery.entry.key] = *delivery.unanswered;
             co_return false;
         }
         delivered(delivery, *done);
@@ -366,8 +401,14 @@ class Engine::Impl {
 
     void delivered(const Delivery& delivery, const Completion& completion) {
         if (!spool_holds(delivery)) return;
-        ++(completion.kind == Completion::Kind::recorded ? counters_.spool_delivered : counters_.spool_overtaken);
+        ++(completion.kind == Completion::Kind::recorded ? counters_.spool_delivered
+                                                         : counters_.spool_overtaken);
         spool_.remove(delivery.entry.key, *delivery.spooled_as);
+        const auto unanswered = unanswered_claims_.find(delivery.entry.key);
+        if (unanswered == unanswered_claims_.end()) return;
+        in_background(
+            settle(delivery.entry.key, unanswered->second.nonce, unanswered->second.not_after));
+        unanswered_claims_.erase(unanswered);
     }
 
     // ---- recording an answer
@@ -396,7 +437,9 @@ class Engine::Impl {
         } else {
             const auto* fenced = std::get_if<Fenced>(&reply->outcome);
             SEMEL_ASSERT(fenced != nullptr, "a store answers Complete with Applied or Fenced");
-            if (fenced->record == nullptr) co_return co_await claim_anew(delivery, deadline);
+            const bool lost = fenced->record == nullptr ||
+                              fenced->record->nonce == claim_nonce(entry.complete.nonce);
+            if (lost) co_return co_await claim_anew(delivery, deadline);
             ++counters_.fenced;
             remember(entry.key, reply->outcome);
             done = Completion{Completion::Kind::overtaken, fenced->record};
@@ -405,15 +448,14 @@ class Engine::Impl {
         co_return done;
     }
 
-    /// The store lost the claim (a failover, a purge of an expired failure): acquires anew, so that the paid answer is kept.
-    /// Nullopt: no answer yet, or granted and still to be recorded.
+    /// The store lost the claim (a failover, a purge of an expired failure): acquires anew, so that
+    /// the paid answer is kept. Nullopt: no answer yet, or granted and still to be recorded.
     Task<std::optional<Completion>> claim_anew(Delivery& delivery, SteadyTime deadline) {
         SpoolEntry& entry = delivery.entry;
-        // Always the same nonce: what a lost reply granted is granted again, and not once more.
-        if (!delivery.claimed_anew) delivery.claimed_anew = fresh_nonce();
+        const Nonce nonce = claim_nonce(entry.complete.nonce);
         core::Acquire acquire{.fingerprint = entry.fingerprint,
                               .owner = options_.owner,
-                              .nonce = *delivery.claimed_anew,
+                              .nonce = nonce,
                               .lease = options_.lease,
                               .not_after = store_.now() + options_.acquire_patience,
                               .policy = entry.policy,
@@ -423,15 +465,17 @@ class Engine::Impl {
         auto reply = co_await batcher_.call(std::move(item), deadline);
         if (!reply) {
             ++counters_.store_errors;
-            if (reply.error().applied != base::Applied::no) delivery.unanswered_until = not_after;
+            if (reply.error().applied != base::Applied::no)
+                delivery.unanswered = UnansweredClaim{nonce, not_after};
             co_return std::nullopt;
         }
         if (std::holds_alternative<core::Late>(reply->outcome)) co_return std::nullopt;
         if (const auto* granted = std::get_if<core::Granted>(&reply->outcome)) {
             ++counters_.claim_lost;
             entry.complete.token = granted->token;
-            entry.complete.nonce = *delivery.claimed_anew;
-            // Chunks lie under the old token and are gone with it: known to be completed is what can still be said.
+            entry.complete.nonce = nonce;
+            // Chunks lie under the old token and are gone with it: known to be completed is what
+            // can still be said.
             if (entry.complete.answer.body_kind == core::BodyKind::chunks && entry.chunks.empty()) {
                 entry.complete.answer.body_kind = core::BodyKind::not_kept;
                 entry.complete.answer.chunk_count = 0;
@@ -449,25 +493,29 @@ class Engine::Impl {
         auto present = co_await batcher_.call(std::move(look), deadline);
         RecordPtr record;
         if (present) {
-            if (const auto* found = std::get_if<core::Found>(&present->outcome)) record = found->record;
+            if (const auto* found = std::get_if<core::Found>(&present->outcome))
+                record = found->record;
         }
         co_return Completion{Completion::Kind::overtaken, std::move(record)};
     }
 
-    /// The work is decided: a copy of the acquire that is still unanswered must not leave a lease behind.
+    /// The work is decided: a copy of the acquire that is still unanswered must not leave a lease
+    /// behind.
     void settle_claim(Delivery& delivery) {
-        if (!delivery.unanswered_until) return;
-        in_background(settle(delivery.entry.key, *delivery.claimed_anew, *delivery.unanswered_until));
-        delivery.unanswered_until.reset();
+        if (!delivery.unanswered) return;
+        in_background(
+            settle(delivery.entry.key, delivery.unanswered->nonce, delivery.unanswered->not_after));
+        delivery.unanswered.reset();
     }
 
     // ---- renewals
 
     void arm_tick() {
-        tick_timer_ = loop_.at(loop_.now() + options_.lease / core::LeaseKeeper::ticks_per_lease, [this] {
-            tick_timer_ = 0;
-            tick();
-        });
+        tick_timer_ =
+            loop_.at(loop_.now() + options_.lease / core::LeaseKeeper::ticks_per_lease, [this] {
+                tick_timer_ = 0;
+                tick();
+            });
     }
 
     void tick() {
@@ -475,7 +523,8 @@ class Engine::Impl {
         for (LeaseGuard* lease : leases_) {
             if (lease->keeper_.step(now, core::LeaseTick{}) != core::LeaseAction::renew) continue;
             renewing_.emplace(lease->id_, lease);
-            core::Item item{lease->key_, core::Renew{lease->token(), lease->nonce_, options_.lease}};
+            core::Item item{lease->key_,
+                            core::Renew{lease->token(), lease->nonce_, options_.lease}};
             loop_.spawn(renew(lease->id_, std::move(item)));
         }
         if (!leases_.empty()) arm_tick();
@@ -518,7 +567,9 @@ class Engine::Impl {
     }
 
     static Error stopping() {
-        return {.code = ErrorCode::stopping, .applied = base::Applied::no, .detail = "this process is shutting down"};
+        return {.code = ErrorCode::stopping,
+                .applied = base::Applied::no,
+                .detail = "this process is shutting down"};
     }
     static Error unavailable(std::string detail) {
         return {.code = ErrorCode::store_unavailable,
@@ -551,16 +602,20 @@ class Engine::Impl {
         if (record && record->status == core::Status::completed) hot_.put(key, std::move(record));
     }
 
-    /// The store's clock minus ours lies between `at - answered` and `at - sent`. If two batches' spans lie further apart than
-    /// a lease less one renewal, the store's clock jumped so far that a renewed lease may have been taken over.
+    /// The store's clock minus ours lies between `at - answered` and `at - sent`. If two batches'
+    /// spans lie further apart than a lease less one renewal, the store's clock jumped so far that
+    /// a renewed lease may have been taken over.
     void watch_clock(StoreTime at, SteadyTime sent, SteadyTime answered) {
         const auto us = [](SteadyTime t) {
-            return std::chrono::duration_cast<std::chrono::microseconds>(t.time_since_epoch()).count();
+            return std::chrono::duration_cast<std::chrono::microseconds>(t.time_since_epoch())
+                .count();
         };
         const std::int64_t low = at.us - us(answered);
         const std::int64_t high = at.us - us(sent);
-        const std::int64_t limit = std::chrono::microseconds(options_.lease - options_.lease / 3).count();
-        if (clock_seen_ && (low > clock_high_ + limit || high < clock_low_ - limit)) ++counters_.clock_jumps;
+        const std::int64_t limit =
+            std::chrono::microseconds(options_.lease - options_.lease / 3).count();
+        if (clock_seen_ && (low > clock_high_ + limit || high < clock_low_ - limit))
+            ++counters_.clock_jumps;
         clock_seen_ = true;
         clock_low_ = low;
         clock_high_ = high;
@@ -576,6 +631,8 @@ class Engine::Impl {
     Batcher batcher_;
     std::vector<LeaseGuard*> leases_;
     std::unordered_map<std::uint64_t, LeaseGuard*> renewing_;
+    std::map<StoredKey, UnansweredClaim>
+        unanswered_claims_;  ///< Of answers that are still spooled.
     std::uint64_t last_lease_ = 0;
     runtime::TimerId tick_timer_ = 0;
     std::uint64_t nonce_base_ = 0;
@@ -585,14 +642,14 @@ class Engine::Impl {
     runtime::Signal stop_signal_;
     runtime::Signal background_ended_;
     bool clock_seen_ = false;
-    std::int64_t clock_low_ = 0;   ///< Bounds of the store's clock minus ours, in us.
+    std::int64_t clock_low_ = 0;  ///< Bounds of the store's clock minus ours, in us.
     std::int64_t clock_high_ = 0;
 };
 
 // -------------------------------------------------------------------- LeaseGuard
 
-LeaseGuard::LeaseGuard(Engine& engine, StoredKey key, core::Granted granted, core::Nonce nonce, SteadyTime asked_at,
-                       core::Fingerprint fingerprint, core::Policy policy)
+LeaseGuard::LeaseGuard(Engine& engine, StoredKey key, core::Granted granted, core::Nonce nonce,
+                       SteadyTime asked_at, core::Fingerprint fingerprint, core::Policy policy)
     : engine_(engine),
       key_(key),
       granted_(granted),
@@ -612,12 +669,15 @@ LeaseGuard::~LeaseGuard() {
 Engine::Engine(Loop& loop, core::Store& store, EngineOptions options, HotRecords& hot, Spool& spool,
                EngineCounters& counters)
     : loop_(loop), store_(store), options_(std::move(options)), counters_(counters) {
-    SEMEL_ASSERT(options_.acquire_patience < options_.lease, "a grant must reach its owner before its lease can be over");
+    SEMEL_ASSERT(options_.acquire_patience < options_.lease,
+                 "a grant must reach its owner before its lease can be over");
     impl_ = std::make_unique<Impl>(*this, hot, spool);
 }
 Engine::~Engine() = default;
 
-Task<Result<Engine::Acquired>> Engine::acquire(AcquireRequest request) { return impl_->acquire(std::move(request)); }
+Task<Result<Engine::Acquired>> Engine::acquire(AcquireRequest request) {
+    return impl_->acquire(std::move(request));
+}
 Task<Result<bool>> Engine::start(LeaseGuard& lease) { return impl_->start(lease); }
 Task<Result<void>> Engine::put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes) {
     return impl_->put_chunk(lease, n, std::move(bytes));

@@ -13,7 +13,9 @@ constexpr std::size_t bookkeeping_bytes = 1024;
 /// A body above this part of a stripe would push out too many others.
 constexpr std::size_t body_part_max = 8;
 
-std::size_t size_of(const core::Record& record) { return bookkeeping_bytes + record.answer->body->size(); }
+std::size_t size_of(const core::Record& record) {
+    return bookkeeping_bytes + record.answer->body->size();
+}
 
 }  // namespace
 
@@ -38,22 +40,27 @@ struct HotRecords::Stripe {
 };
 
 HotRecords::HotRecords(std::size_t max_bytes)
-    : stripes_(std::make_unique<Stripe[]>(stripe_count)), stripe_max_bytes_(max_bytes / stripe_count) {}
+    : stripes_(std::make_unique<Stripe[]>(stripe_count)),
+      stripe_max_bytes_(max_bytes / stripe_count) {}
 HotRecords::~HotRecords() = default;
 
 namespace {
 /// Not the bytes that the hash tables take.
-std::size_t stripe_of(const core::StoredKey& key, std::size_t count) { return key.bytes.back() % count; }
+std::size_t stripe_of(const core::StoredKey& key, std::size_t count) {
+    return key.bytes.back() % count;
+}
 }  // namespace
 
 void HotRecords::put(const core::StoredKey& key, core::RecordPtr record) {
-    const bool keeps = record && record->status == core::Status::completed && record->answer && record->answer->body;
+    const bool keeps = record && record->status == core::Status::completed && record->answer &&
+                       record->answer->body;
     if (!keeps || record->answer->body->size() > stripe_max_bytes_ / body_part_max) return;
     const std::size_t size = size_of(*record);
     if (size > stripe_max_bytes_) return;
     Stripe& stripe = stripes_[stripe_of(key, stripe_count)];
     const std::lock_guard lock(stripe.mutex);
-    if (const auto found = stripe.by_key.find(key); found != stripe.by_key.end()) stripe.drop(found->second);
+    if (const auto found = stripe.by_key.find(key); found != stripe.by_key.end())
+        stripe.drop(found->second);
     stripe.order.push_front({key, std::move(record), size});
     stripe.by_key.emplace(key, stripe.order.begin());
     stripe.bytes += size;
@@ -76,7 +83,8 @@ core::RecordPtr HotRecords::find(const core::StoredKey& key, core::StoreTime now
 void HotRecords::erase(const core::StoredKey& key) {
     Stripe& stripe = stripes_[stripe_of(key, stripe_count)];
     const std::lock_guard lock(stripe.mutex);
-    if (const auto found = stripe.by_key.find(key); found != stripe.by_key.end()) stripe.drop(found->second);
+    if (const auto found = stripe.by_key.find(key); found != stripe.by_key.end())
+        stripe.drop(found->second);
 }
 
 std::size_t HotRecords::bytes() const {

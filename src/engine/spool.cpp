@@ -1,5 +1,6 @@
-// Files: "<key in hex>-<token in hex>.answer", written beside and renamed. Layout of a file: magic, version, digest of the
-// rest, then the record as the codec writes it, the conversation's turn if there is one, and the chunks.
+// Files: "<key in hex>-<token in hex>.answer", written beside and renamed. Layout of a file: magic,
+// version, digest of the rest, then the record as the codec writes it, the conversation's turn if
+// there is one, and the chunks.
 #include "engine/spool.hpp"
 
 #include <fcntl.h>
@@ -116,11 +117,14 @@ Result<SpoolEntry> decode(std::string_view file) {
     const auto broken = [](std::string why) {
         return Error{.code = ErrorCode::store_corrupt, .detail = std::move(why)};
     };
-    if (file.size() < magic.size() || file.substr(0, magic.size() - 1) != magic.substr(0, magic.size() - 1)) {
+    if (file.size() < magic.size() ||
+        file.substr(0, magic.size() - 1) != magic.substr(0, magic.size() - 1)) {
         return broken("it is not a spooled answer");
     }
     if (file[magic.size() - 1] != magic.back()) {
-        return Error{.code = ErrorCode::store_version, .detail = "it was written by another version; start that version to deliver it"};
+        return Error{
+            .code = ErrorCode::store_version,
+            .detail = "it was written by another version; start that version to deliver it"};
     }
     file.remove_prefix(magic.size());
     if (file.size() < sizeof(base::Digest::bytes)) return broken("it is cut short");
@@ -138,7 +142,8 @@ Result<SpoolEntry> decode(std::string_view file) {
     if (!record->answer) return broken("it holds no answer");
     entry.fingerprint = std::move(record->fingerprint);
     entry.policy = record->policy;
-    entry.complete = {record->token, record->nonce, std::move(*record->answer), std::move(record->usage), std::nullopt};
+    entry.complete = {record->token, record->nonce, std::move(*record->answer),
+                      std::move(record->usage), std::nullopt};
     if (const std::uint64_t kind = in.u64(); kind != 0) {
         core::Append append;
         append.late = kind == 2;
@@ -148,7 +153,8 @@ Result<SpoolEntry> decode(std::string_view file) {
         append.answer_content = in.text();
         entry.complete.append = std::move(append);
     }
-    for (std::uint64_t n = in.u64(); n > 0 && !in.broken(); --n) entry.chunks.emplace_back(in.text());
+    for (std::uint64_t n = in.u64(); n > 0 && !in.broken(); --n)
+        entry.chunks.emplace_back(in.text());
     if (!in.whole()) return broken("its parts do not add up to its length");
     return entry;
 }
@@ -225,7 +231,9 @@ class MemorySpool : public Spool {
         entries_.erase({key, token});
         count_.store(entries_.size(), std::memory_order_release);
     }
-    [[nodiscard]] std::size_t size() const override { return count_.load(std::memory_order_acquire); }
+    [[nodiscard]] std::size_t size() const override {
+        return count_.load(std::memory_order_acquire);
+    }
     [[nodiscard]] const std::vector<std::string>& problems() const override { return problems_; }
 
   protected:
@@ -294,8 +302,10 @@ class FileSpool final : public MemorySpool {
   private:
     [[nodiscard]] fs::path path_of(const StoredKey& key, FencingToken token) const {
         std::string token_bytes;
-        for (int shift = 56; shift >= 0; shift -= 8) token_bytes.push_back(static_cast<char>(token.value >> shift & 0xff));
-        return folder_ / (base::hex(key.view()) + "-" + base::hex(token_bytes) + std::string(suffix));
+        for (int shift = 56; shift >= 0; shift -= 8)
+            token_bytes.push_back(static_cast<char>(token.value >> shift & 0xff));
+        return folder_ /
+               (base::hex(key.view()) + "-" + base::hex(token_bytes) + std::string(suffix));
     }
 
     void load_file(const fs::path& path) {
@@ -304,7 +314,8 @@ class FileSpool final : public MemorySpool {
         bytes << in.rdbuf();
         auto entry = in ? decode(bytes.view()) : Result<SpoolEntry>(file_error("read", path));
         if (entry && path_of(entry->key, entry->complete.token) != path) {
-            entry = Error{.code = ErrorCode::store_corrupt, .detail = "its name belongs to another answer"};
+            entry = Error{.code = ErrorCode::store_corrupt,
+                          .detail = "its name belongs to another answer"};
         }
         if (entry) {
             keep(std::move(*entry));
@@ -313,7 +324,8 @@ class FileSpool final : public MemorySpool {
         const fs::path aside = path.string() + std::string(broken_suffix);
         std::error_code ec;
         fs::rename(path, aside, ec);
-        problems_.push_back("spool: " + path.string() + " cannot be delivered: " + entry.error().detail +
+        problems_.push_back("spool: " + path.string() +
+                            " cannot be delivered: " + entry.error().detail +
                             (ec ? "; it could not be moved aside either: " + ec.message()
                                 : "; it was moved to " + aside.string()));
     }

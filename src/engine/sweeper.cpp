@@ -49,7 +49,8 @@ class Sweeper::Impl {
 
     Task<bool> pause(milliseconds d) {
         const SteadyTime until = loop_.now() + d;
-        while (!stopping_ && loop_.now() < until) co_await signal_.wait(loop_, signal_.version(), until);
+        while (!stopping_ && loop_.now() < until)
+            co_await signal_.wait(loop_, signal_.version(), until);
         co_return !stopping_;
     }
 
@@ -63,7 +64,9 @@ class Sweeper::Impl {
                 runner_([this, work = std::move(work), shared]() mutable {
                     auto result = std::make_shared<Result<T>>(work());
                     // Moved: the last reference to the handler must go on the loop's thread.
-                    loop_.post([shared = std::move(shared), result] { std::move (*shared)(std::move(*result)); });
+                    loop_.post([shared = std::move(shared), result] {
+                        std::move (*shared)(std::move(*result));
+                    });
                 });
             },
             token);
@@ -73,7 +76,8 @@ class Sweeper::Impl {
         std::string cursor;
         do {
             std::function<Result<core::ScanPage>()> scan = [this, cursor] {
-                return engine_.store().scan({.undecided_only = true, .dead_leases_only = true}, cursor, options_.scan_page);
+                return engine_.store().scan({.undecided_only = true, .dead_leases_only = true},
+                                            cursor, options_.scan_page);
             };
             auto page = co_await blocking<core::ScanPage>(std::move(scan));
             if (!page) {
@@ -89,7 +93,8 @@ class Sweeper::Impl {
                     store_was_out();
                     co_return;
                 }
-                if (std::holds_alternative<core::Applied>(settled->outcome)) ++engine_.counters().swept;
+                if (std::holds_alternative<core::Applied>(settled->outcome))
+                    ++engine_.counters().swept;
                 if (stopping_) co_return;
             }
             cursor = page->next;
@@ -101,7 +106,9 @@ class Sweeper::Impl {
 
     Task<> purge() {
         for (std::size_t step = 0; step < options_.purge_steps_max && !stopping_; ++step) {
-            std::function<Result<std::size_t>()> work = [this] { return engine_.store().purge(options_.purge_step); };
+            std::function<Result<std::size_t>()> work = [this] {
+                return engine_.store().purge(options_.purge_step);
+            };
             const auto gone = co_await blocking<std::size_t>(std::move(work));
             if (!gone) {
                 ++engine_.counters().store_errors;

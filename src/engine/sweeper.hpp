@@ -10,7 +10,8 @@ namespace semel::engine {
 
 struct SweeperOptions {
     milliseconds every{3300};           ///< Between two passes: a third of the lease.
-    milliseconds takeover_grace{3300};  ///< After a store outage, before anything is settled: time for the owners' renewals.
+    milliseconds takeover_grace{3300};  ///< After a store outage, before anything is settled: time
+                                        ///< for the owners' renewals.
     std::size_t scan_page = 256;        ///< Records of one scan, and settles of one step.
     std::size_t purge_step = 512;       ///< Records that one purge may remove.
     std::size_t purge_steps_max = 64;   ///< Of one pass; the rest waits for the next.

@@ -18,25 +18,6 @@ bool starts_with_name(std::string_view name, std::string_view prefix) {
     return name.size() >= prefix.size() && http::name_is(name.substr(0, prefix.size()), prefix);
 }
 
-/// Named in a Connection header: of one hop, too (RFC 9110 section 7.6.1).
-bool named_by_connection(const std::vector<http::Header>& headers, std::string_view name) {
-    for (const http::Header& header : headers) {
-        if (!http::name_is(header.name, "connection")) continue;
-        std::string_view rest = header.value;
-        while (!rest.empty()) {
-            const auto comma = rest.find(',');
-            std::string_view token = rest.substr(0, comma);
-            rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
-            while (!token.empty() && (token.front() == ' ' || token.front() == '\t'))
-                token.remove_prefix(1);
-            while (!token.empty() && (token.back() == ' ' || token.back() == '\t'))
-                token.remove_suffix(1);
-            if (http::name_is(name, token)) return true;
-        }
-    }
-    return false;
-}
-
 void line(std::string& out, std::string_view name, std::string_view value) {
     out.append(name).append(": ").append(value).append("\r\n");
 }
@@ -70,7 +51,7 @@ std::string upstream_headers(const http::RequestHead& head, const Upstream& upst
     out.reserve(512);
     const bool own_key = upstream.config->has_api_key;
     for (const http::Header& header : head.headers) {
-        if (http::is_hop_by_hop(header.name) || named_by_connection(head.headers, header.name))
+        if (http::is_hop_by_hop(header.name) || http::named_by_connection(head.headers, header.name))
             continue;
         if (is_credential_header(header.name) && (own_key || !rules.credential_goes_upstream))
             continue;
@@ -102,7 +83,7 @@ SortedHeaders sort_headers(const std::vector<http::Header>& headers) {
     SortedHeaders sorted;
     for (const http::Header& header : headers) {
         const std::string_view name = header.name;
-        if (http::is_hop_by_hop(name) || named_by_connection(headers, name)) continue;
+        if (http::is_hop_by_hop(name) || http::named_by_connection(headers, name)) continue;
         if (any_of_names(name, {"content-type"})) {
             sorted.content_type = header.value;
             continue;

@@ -17,12 +17,14 @@ using runtime::as_tuple;
 
 namespace {
 
-/// Shorter than any server's known keep-alive, so that a kept connection is rarely one that is just closing.
+/// Shorter than any server's known keep-alive, so that a kept connection is rarely one that is just
+/// closing.
 constexpr std::chrono::milliseconds kIdleKeep{std::chrono::seconds{15}};
 constexpr std::size_t kIdlePerOriginMax = 1024;
-constexpr std::size_t kKitsMax = 256;          ///< Kept for the next calls.
-constexpr std::size_t kTlsJoinMaxBytes = 16 * 1024;  ///< Head and body in one TLS record up to this.
-constexpr int kInterimMax = 16;                ///< 1xx answers before the real one.
+constexpr std::size_t kKitsMax = 256;  ///< Kept for the next calls.
+constexpr std::size_t kTlsJoinMaxBytes =
+    16 * 1024;                   ///< Head and body in one TLS record up to this.
+constexpr int kInterimMax = 16;  ///< 1xx answers before the real one.
 constexpr ParserLimits kResponseLimits{.head_max_bytes = 64 * 1024, .headers_max = 200};
 
 class Call;
@@ -45,7 +47,8 @@ struct Kit {
     std::string out;
 };
 
-// One connection: used by a call, or kept in its pool. Its deadline is the call's, or the end of its keeping.
+// One connection: used by a call, or kept in its pool. Its deadline is the call's, or the end of
+// its keeping.
 class Connection final : public Deadline {
   public:
     Connection(const std::shared_ptr<ClientState>& state, Pool& p);
@@ -64,7 +67,8 @@ class Connection final : public Deadline {
 
 // Outlives the Client while calls and answers are out.
 struct ClientState {
-    ClientState(Loop& l, std::string ca) : loop(l), deadlines(std::make_shared<Deadlines>(l)), ca_file(std::move(ca)) {}
+    ClientState(Loop& l, std::string ca)
+        : loop(l), deadlines(std::make_shared<Deadlines>(l)), ca_file(std::move(ca)) {}
     ~ClientState();
 
     Pool& pool_of(const Origin& origin) {
@@ -105,8 +109,8 @@ struct ClientState {
     std::deque<Pool> pools;  // a Pool's address is kept by its connections
 };
 
-// A look-up in the background. A name server that hangs must not hold the call over its time-out, so the call waits for the
-// signal, which its end fires as well.
+// A look-up in the background. A name server that hangs must not hold the call over its time-out,
+// so the call waits for the signal, which its end fires as well.
 struct Resolving {
     explicit Resolving(Loop& loop) : resolver(loop.executor()) {}
     asio::ip::basic_resolver<tcp, runtime::Executor> resolver;
@@ -152,7 +156,8 @@ class Call final : public Response {
     void compose(const Origin& origin, const Request& request);
     Gather::Sent push();
     Task<Sending> send_gathered(Failure& failure);
-    Task<Sending> send_source(const BodySource& source, std::optional<std::uint64_t> length, Failure& failure);
+    Task<Sending> send_source(const BodySource& source, std::optional<std::uint64_t> length,
+                              Failure& failure);
     Task<> wait_until_writable_or_readable();
     Got receive_now();
     Task<Got> receive();
@@ -227,12 +232,16 @@ Failure Call::fail(CallError::Kind kind, std::string detail) {
 Failure Call::aborted() {
     switch (*abort_) {
         case CallError::Kind::connect_timeout:
-            return fail(*abort_, "no connection within " + std::to_string(timeouts_.connect.count()) + " ms");
+            return fail(*abort_, "no connection within " +
+                                     std::to_string(timeouts_.connect.count()) + " ms");
         case CallError::Kind::first_byte_timeout:
-            return fail(*abort_, "no answer within " + std::to_string(timeouts_.first_byte.count()) + " ms");
+            return fail(*abort_,
+                        "no answer within " + std::to_string(timeouts_.first_byte.count()) + " ms");
         case CallError::Kind::idle_timeout:
-            return fail(*abort_, "nothing moved for " + std::to_string(timeouts_.idle.count()) + " ms");
-        default: return fail(CallError::Kind::cancelled, "the call was cancelled");
+            return fail(*abort_,
+                        "nothing moved for " + std::to_string(timeouts_.idle.count()) + " ms");
+        default:
+            return fail(CallError::Kind::cancelled, "the call was cancelled");
     }
 }
 
@@ -262,7 +271,8 @@ Task<Failure> Call::resolve(const Origin& origin, std::vector<tcp::endpoint>& en
     co_await resolving->changed.wait(state_->loop, seen, base::SteadyTime::max());
     resolving_.reset();
     if (abort_) co_return aborted();
-    if (resolving->ec) co_return no_connection("its name cannot be resolved: " + resolving->ec.message());
+    if (resolving->ec)
+        co_return no_connection("its name cannot be resolved: " + resolving->ec.message());
     endpoints = resolving->endpoints;
     if (endpoints.empty()) co_return no_connection("its name has no address");
     co_return std::nullopt;
@@ -280,7 +290,8 @@ Task<Failure> Call::secure(const Origin& origin) {
         if (status == TlsStatus::closed || status == TlsStatus::failed) {
             co_return no_connection("TLS failed: " + connection_->tls->error());
         }
-        const auto direction = status == TlsStatus::want_read ? Socket::wait_read : Socket::wait_write;
+        const auto direction =
+            status == TlsStatus::want_read ? Socket::wait_read : Socket::wait_write;
         const auto [ec] = co_await socket.async_wait(direction, as_tuple);
         if (abort_) co_return aborted();
         if (ec) co_return no_connection("TLS failed: " + ec.message());
@@ -343,14 +354,16 @@ Gather::Sent Call::push() {
         tls_wants_read_ = status == TlsStatus::want_read;
         // Part of a record may have left although the write is not done.
         sent_bytes_ += n > 0 ? n : 1;
-        if (status == TlsStatus::want_read || status == TlsStatus::want_write) return Gather::Sent::blocked;
+        if (status == TlsStatus::want_read || status == TlsStatus::want_write)
+            return Gather::Sent::blocked;
         if (status != TlsStatus::ok) return Gather::Sent::broken;
         gather.advance(n);
     }
     return Gather::Sent::all;
 }
 
-// One wait for both directions: an upstream that refuses an upload early does not read on, so only its answer wakes us.
+// One wait for both directions: an upstream that refuses an upload early does not read on, so only
+// its answer wakes us.
 Task<> Call::wait_until_writable_or_readable() {
     struct Either {
         bool over = false;
@@ -363,7 +376,8 @@ Task<> Call::wait_until_writable_or_readable() {
         socket.cancel(ignored);
     });
     if (tls_wants_read_) {
-        // TLS cannot write before it has read; the wait below would be over at once, again and again.
+        // TLS cannot write before it has read; the wait below would be over at once, again and
+        // again.
         co_await socket.async_wait(Socket::wait_read, as_tuple);
     } else {
         co_await socket.async_wait(Socket::wait_write, as_tuple);
@@ -385,10 +399,12 @@ Task<Call::Sending> Call::send_gathered(Failure& failure) {
             connection_->clear();
             reusable_ = false;
             if (sent_bytes_ == 0) {
-                failure = fail(CallError::Kind::reset, "the connection was closed before the request was sent");
+                failure = fail(CallError::Kind::reset,
+                               "the connection was closed before the request was sent");
                 co_return Sending::failed;
             }
-            // An upstream that answered and closed without reading on: its answer may be here all the same.
+            // An upstream that answered and closed without reading on: its answer may be here all
+            // the same.
             failure = co_await read_head();
             co_return failure ? Sending::failed : Sending::answered;
         }
@@ -399,10 +415,12 @@ Task<Call::Sending> Call::send_gathered(Failure& failure) {
             failure = aborted();
             co_return Sending::failed;
         }
+        connection_->clear();
         const Got got = receive_now();
         if (got == Got::bytes && take_answer_head(failure)) co_return Sending::answered;
         if (!failure && (got == Got::closed || got == Got::broken)) {
-            failure = fail(CallError::Kind::reset, "it closed the connection while the request was being sent");
+            failure = fail(CallError::Kind::reset,
+                           "it closed the connection while the request was being sent");
         }
         if (failure) co_return Sending::failed;
     }
@@ -444,7 +462,8 @@ Task<Call::Sending> Call::send_source(const BodySource& source, std::optional<st
             const Got got = receive_now();
             if (got == Got::bytes && take_answer_head(failure)) co_return Sending::answered;
             if (!failure && (got == Got::closed || got == Got::broken)) {
-                failure = fail(CallError::Kind::reset, "it closed the connection while the request was being sent");
+                failure = fail(CallError::Kind::reset,
+                               "it closed the connection while the request was being sent");
             }
             if (failure) co_return Sending::failed;
         }
@@ -463,13 +482,16 @@ Call::Got Call::receive_now() {
         const TlsStatus status = connection_->tls->read(input.memory(), kReadBytes, n);
         input.filled(n);
         switch (status) {
-            case TlsStatus::ok: return Got::bytes;
+            case TlsStatus::ok:
+                return Got::bytes;
             case TlsStatus::want_read:
             case TlsStatus::want_write:
                 tls_wants_read_ = status == TlsStatus::want_read;
                 return Got::nothing;
-            case TlsStatus::closed: return Got::closed;
-            case TlsStatus::failed: return Got::broken;
+            case TlsStatus::closed:
+                return Got::closed;
+            case TlsStatus::failed:
+                return Got::broken;
         }
     }
     ssize_t n = 0;
@@ -573,7 +595,8 @@ Task<Failure> Call::run(const Origin& origin, Request& request) {
             sending = co_await send_gathered(failure);
         }
         if (sending == Sending::failed) {
-            // Not a repetition: no byte of the request has left, because the kept connection had just been closed.
+            // Not a repetition: no byte of the request has left, because the kept connection had
+            // just been closed.
             const bool unsent = failure->kind == CallError::Kind::reset && sent_bytes_ == 0;
             if (!kept || !unsent || request.source) co_return failure;
             failure.reset();
@@ -640,11 +663,13 @@ class SocketClient final : public Client {
     SocketClient(Loop& loop, std::string ca_file)
         : state_(std::make_shared<ClientState>(loop, std::move(ca_file))) {}
 
-    Task<std::variant<std::unique_ptr<Response>, CallError>> call(const Origin& origin, Request request,
+    Task<std::variant<std::unique_ptr<Response>, CallError>> call(const Origin& origin,
+                                                                  Request request,
                                                                   Timeouts timeouts,
                                                                   CancelToken* cancel) override {
         if (cancel != nullptr && cancel->cancelled) {
-            co_return CallError{CallError::Kind::cancelled, false, origin.authority + ": the call was cancelled"};
+            co_return CallError{CallError::Kind::cancelled, false,
+                                origin.authority + ": the call was cancelled"};
         }
         auto running = std::make_unique<Call>(state_, timeouts);
         if (cancel != nullptr) cancel->fire = [call = running.get()] { call->cancel(); };
@@ -661,16 +686,17 @@ class SocketClient final : public Client {
 bool plain_name(std::string_view host) {
     if (host.empty() || host.size() > 253) return false;
     for (const char c : host) {
-        const bool good = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                          c == '.' || c == '-' || c == '_';
+        const bool good = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                          (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_';
         if (!good) return false;
     }
     return true;
 }
 
 base::Error bad_url(std::string_view url, const char* why) {
-    return {.code = base::ErrorCode::invalid_argument,
-            .detail = "\"" + std::string(url) + "\" " + why + "; write http(s)://host[:port][/path]"};
+    return {
+        .code = base::ErrorCode::invalid_argument,
+        .detail = "\"" + std::string(url) + "\" " + why + "; write http(s)://host[:port][/path]"};
 }
 
 }  // namespace
@@ -678,7 +704,8 @@ base::Error bad_url(std::string_view url, const char* why) {
 base::Result<Origin> parse_origin(std::string_view url) {
     Origin origin;
     const std::size_t scheme_end = url.find("://");
-    const std::string_view scheme = url.substr(0, scheme_end == std::string_view::npos ? 0 : scheme_end);
+    const std::string_view scheme =
+        url.substr(0, scheme_end == std::string_view::npos ? 0 : scheme_end);
     if (name_is(scheme, "https")) {
         origin.tls = true;
         origin.port = 443;
@@ -687,13 +714,15 @@ base::Result<Origin> parse_origin(std::string_view url) {
     }
     std::string_view rest = url.substr(scheme_end + 3);
     for (const char c : rest) {
-        if (c <= ' ' || c > '~') return bad_url(url, "holds a blank, a control or a non-ASCII character");
+        if (c <= ' ' || c > '~')
+            return bad_url(url, "holds a blank, a control or a non-ASCII character");
         if (c == '?') return bad_url(url, "has a query");
         if (c == '#') return bad_url(url, "has a fragment");
     }
     const std::size_t slash = rest.find('/');
     const std::string_view authority = rest.substr(0, slash);
-    std::string_view path = slash == std::string_view::npos ? std::string_view{} : rest.substr(slash);
+    std::string_view path =
+        slash == std::string_view::npos ? std::string_view{} : rest.substr(slash);
     while (path.ends_with('/')) path.remove_suffix(1);
     // The text is not repeated where it may hold a password.
     if (authority.find('@') != std::string_view::npos) {

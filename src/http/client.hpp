@@ -56,7 +56,8 @@ struct CallError {
     std::string detail;
 };
 
-/// A piece of the request's body; empty: the end. Nullopt: it broke off.
+/// A piece of the request's body; empty: the end. Nullopt: it broke off. An answer that comes before the end is noticed between
+/// two pieces and while one is being written: then no further piece is asked for.
 using BodySource = std::function<Task<std::optional<std::string_view>>()>;
 
 struct Request {

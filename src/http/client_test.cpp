@@ -121,13 +121,16 @@ TEST_F(ClientTest, sends_a_request_as_given_and_keeps_the_connection) {
         first = raw.message();
         raw.send(kOk);
         second = raw.message();
-        raw.send("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n");
+        raw.send(
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: "
+            "chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n");
     });
     Result result = call(post("hello"));
     EXPECT_FALSE(result.error);
     EXPECT_EQ(result.status, 200);
     EXPECT_EQ(result.body, "ok");
-    EXPECT_EQ(result.x, "y") << "headers live as long as the answer, though its connection is kept for others";
+    EXPECT_EQ(result.x, "y")
+        << "headers live as long as the answer, though its connection is kept for others";
     Origin with_path = origin();
     with_path.base_path = "/base";
     result = call(with_path, post(""));
@@ -201,7 +204,8 @@ TEST_F(ClientTest, a_connect_that_hangs_ends_at_its_timeout) {
     ::getsockname(full, reinterpret_cast<sockaddr*>(&address), &size);
     const Raw in_queue = Raw::to(ntohs(address.sin_port));
     timeouts_.connect = 50ms;
-    const Origin to = parse_origin("http://127.0.0.1:" + std::to_string(ntohs(address.sin_port))).value();
+    const Origin to =
+        parse_origin("http://127.0.0.1:" + std::to_string(ntohs(address.sin_port))).value();
     expect_error(call(to, post("x")), Kind::connect_timeout, false);
     ::close(full);
 }
@@ -214,8 +218,10 @@ TEST_F(ClientTest, breaks_before_and_after_the_head_are_told_apart) {
             raw.reset();
         }
         for (const char* answer :
-             {"", "HTTP/1.1 200 OK\r\nContent-Le", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",
-              "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", "HTTP/1.1 200 OK\r\n\r\nabc"}) {
+             {"", "HTTP/1.1 200 OK\r\nContent-Le",
+              "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",
+              "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+              "HTTP/1.1 200 OK\r\n\r\nabc"}) {
             Raw raw = l.accept();
             raw.message();
             raw.send(answer);
@@ -239,8 +245,11 @@ TEST_F(ClientTest, nonsense_and_endless_heads_are_bad_responses) {
     std::string interim;
     for (int i = 0; i < 20; ++i) interim += "HTTP/1.1 102 Processing\r\n\r\n";
     const std::vector<std::string> bad{
-        "SSH-2.0-x\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
-        "HTTP/1.1 200 OK\r\nX: " + std::string(70000, 'x') + "\r\n\r\n", many + "\r\n", interim,
+        "SSH-2.0-x\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+        "HTTP/1.1 200 OK\r\nX: " + std::string(70000, 'x') + "\r\n\r\n",
+        many + "\r\n",
+        interim,
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"};
     upstream([&](RawListener& l) {
         for (const std::string& answer : bad) {
@@ -254,6 +263,7 @@ TEST_F(ClientTest, nonsense_and_endless_heads_are_bad_responses) {
         SCOPED_TRACE(answer.substr(0, 60));
         expect_error(call(post("x")), Kind::bad_response, true);
     }
+    peer_.join();
 }
 
 TEST_F(ClientTest, silence_ends_at_the_timeout_of_its_phase) {
@@ -279,6 +289,7 @@ TEST_F(ClientTest, silence_ends_at_the_timeout_of_its_phase) {
     const std::string big(64 * 1024 * 1024, 'x');
     expect_error(call(post(big)), Kind::idle_timeout, true);
     over.set_value();
+    peer_.join();
 }
 
 TEST_F(ClientTest, an_early_answer_to_a_large_upload_is_read) {
@@ -286,7 +297,9 @@ TEST_F(ClientTest, an_early_answer_to_a_large_upload_is_read) {
         {
             Raw raw = l.accept();
             raw.until("\r\n\r\n");
-            raw.send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig");
+            raw.send(
+                "HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\nConnection: "
+                "close\r\n\r\nbig");
             raw.end_sending();
             raw.until_end();
         }
@@ -355,8 +368,8 @@ TEST_F(ClientTest, streams_a_body_in_chunks_or_under_its_length) {
     request.source_length = 5;
     EXPECT_EQ(call(std::move(request)).body, "ok");
     peer_.join();
-    EXPECT_TRUE(chunked.ends_with("Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n11\r\n" + std::string(17, 'x') +
-                                  "\r\n0\r\n\r\n"))
+    EXPECT_TRUE(chunked.ends_with("Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n11\r\n" +
+                                  std::string(17, 'x') + "\r\n0\r\n\r\n"))
         << chunked;
     EXPECT_TRUE(sized.ends_with("Content-Length: 5\r\n\r\nabcde")) << sized;
 }
@@ -439,8 +452,9 @@ TEST_F(ClientTest, answers_without_body_leave_the_connection_usable) {
     upstream([&](RawListener& l) {
         Raw raw = l.accept();
         ++connections;
-        for (const char* answer : {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "HTTP/1.1 204 No Content\r\n\r\n",
-                                   "HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\n\r\n"}) {
+        for (const char* answer :
+             {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "HTTP/1.1 204 No Content\r\n\r\n",
+              "HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\n\r\n"}) {
             raw.until("\r\n\r\n");
             raw.send(answer);
         }
@@ -483,9 +497,9 @@ TEST(Origin, is_read_from_a_url_or_refused_with_the_reason) {
     EXPECT_EQ(b.port, 8080);
     EXPECT_EQ(b.authority, "[::1]:8080");
     EXPECT_EQ(b.base_path, "");
-    for (const char* bad : {"", "ftp://a", "a:80", "http://", "http://a:0", "http://a:65536", "http://a:x", "http://a:",
-                            "http://a?b", "http://a/#b", "http://[::1", "http://[x]", "http://a b", "http://a/\r\nX: y",
-                            "http://:80"}) {
+    for (const char* bad : {"", "ftp://a", "a:80", "http://", "http://a:0", "http://a:65536",
+                            "http://a:x", "http://a:", "http://a?b", "http://a/#b", "http://[::1",
+                            "http://[x]", "http://a b", "http://a/\r\nX: y", "http://:80"}) {
         const auto origin = parse_origin(bad);
         ASSERT_FALSE(origin) << bad;
         EXPECT_EQ(origin.error().code, base::ErrorCode::invalid_argument);
@@ -510,12 +524,14 @@ struct Certificate {
         X509_gmtime_adj(X509_getm_notAfter(x509), 3600);
         X509_set_pubkey(x509, key);
         X509_NAME* name = X509_get_subject_name(x509);
-        X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("semel test"), -1, -1, 0);
+        X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC,
+                                   reinterpret_cast<const unsigned char*>("semel test"), -1, -1, 0);
         X509_set_issuer_name(x509, name);
         X509V3_CTX context;
         X509V3_set_ctx_nodb(&context);
         X509V3_set_ctx(&context, x509, x509, nullptr, nullptr, 0);
-        for (const auto& [nid, value] : {std::pair{NID_basic_constraints, "critical,CA:TRUE"}, std::pair{NID_subject_alt_name, alt_names}}) {
+        for (const auto& [nid, value] : {std::pair{NID_basic_constraints, "critical,CA:TRUE"},
+                                         std::pair{NID_subject_alt_name, alt_names}}) {
             X509_EXTENSION* extension = X509V3_EXT_conf_nid(nullptr, &context, nid, value);
             X509_add_ext(x509, extension, -1);
             X509_EXTENSION_free(extension);
@@ -530,7 +546,8 @@ struct Certificate {
     }
     /// As a CA file, in a fresh temporary folder.
     [[nodiscard]] std::string file() const {
-        std::string folder = (std::filesystem::temp_directory_path() / "semel-http-XXXXXX").string();
+        std::string folder =
+            (std::filesystem::temp_directory_path() / "semel-http-XXXXXX").string();
         EXPECT_NE(::mkdtemp(folder.data()), nullptr);
         const std::string path = folder + "/ca.pem";
         FILE* out = std::fopen(path.c_str(), "w");
@@ -555,7 +572,8 @@ class TlsClientTest : public ClientTest {
     TlsClientTest() : ClientTest(trusted().file) {}
 
     // One TLS connection: `serve` gets it after the handshake. False: the handshake failed.
-    static bool serve(Raw raw, const Certificate& certificate, const std::function<void(SSL*, Raw&)>& serve) {
+    static bool serve(Raw raw, const Certificate& certificate,
+                      const std::function<void(SSL*, Raw&)>& serve) {
         SSL_CTX* context = SSL_CTX_new(TLS_server_method());
         SSL_CTX_use_certificate(context, certificate.x509);
         SSL_CTX_use_PrivateKey(context, certificate.key);
@@ -577,9 +595,12 @@ class TlsClientTest : public ClientTest {
         }
         return got;
     }
-    static void write(SSL* ssl, std::string_view bytes) { SSL_write(ssl, bytes.data(), static_cast<int>(bytes.size())); }
+    static void write(SSL* ssl, std::string_view bytes) {
+        SSL_write(ssl, bytes.data(), static_cast<int>(bytes.size()));
+    }
     Origin secure_origin(const char* host) {
-        return parse_origin("https://" + std::string(host) + ":" + std::to_string(listener_.port())).value();
+        return parse_origin("https://" + std::string(host) + ":" + std::to_string(listener_.port()))
+            .value();
     }
 };
 
@@ -624,10 +645,12 @@ TEST_F(TlsClientTest, refuses_a_certificate_of_another_name_or_of_an_unknown_ca)
     });
     const Result unknown = call(secure_origin("localhost"), post("x"));
     expect_error(unknown, Kind::refused, false);
-    EXPECT_NE(unknown.error->detail.find("certificate refused"), std::string::npos) << unknown.error->detail;
+    EXPECT_NE(unknown.error->detail.find("certificate refused"), std::string::npos)
+        << unknown.error->detail;
     // The loopback range: reachable, but not in the certificate.
     expect_error(call(secure_origin("127.0.0.2"), post("x")), Kind::refused, false);
     expect_error(call(secure_origin("localhost"), post("x")), Kind::refused, false);
+    peer_.join();
 }
 
 TEST_F(TlsClientTest, a_stream_cut_without_close_notify_is_cut) {
@@ -652,7 +675,8 @@ TEST_F(TlsClientTest, large_bodies_pass_both_ways_and_an_early_answer_is_read) {
     upstream([&](RawListener& l) {
         serve(l.accept(), trusted().certificate, [&](SSL* ssl, Raw&) {
             got = read_until(ssl, "x!").size();
-            write(ssl, "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(big.size()) + "\r\n\r\n" + big);
+            write(ssl, "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(big.size()) +
+                           "\r\n\r\n" + big);
         });
         serve(l.accept(), trusted().certificate, [&](SSL* ssl, Raw& raw) {
             write(ssl, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\r\nbig");

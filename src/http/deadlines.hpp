@@ -1,4 +1,5 @@
-// Deadlines: the time-outs of many connections behind one timer of their loop. Setting one costs two stores.
+// Deadlines: the time-outs of many connections behind one timer of their loop. Setting one costs
+// two stores.
 #pragma once
 
 #include <memory>
@@ -22,7 +23,8 @@ class Deadline {
     [[nodiscard]] bool is_set() const { return at_ != base::SteadyTime::max(); }
 
   protected:
-    /// The deadline passed; it is cleared already. May destroy this object and others of the list, and set deadlines.
+    /// The deadline passed; it is cleared already. May destroy this object and others of the list,
+    /// and set deadlines.
     virtual void expired() = 0;
 
   private:
@@ -33,11 +35,13 @@ class Deadline {
     base::SteadyTime at_ = base::SteadyTime::max();
 };
 
-/// For one loop, on its thread. The timer is armed for the earliest deadline seen and looks through all when it fires; a
-/// deadline that is moved later or cleared leaves it as it is. So deadlines that never pass cost no timer operations.
+/// For one loop, on its thread. The timer is armed for the earliest deadline seen and looks through
+/// all when it fires; a deadline that is moved later or cleared leaves it as it is. So deadlines
+/// that never pass cost no timer operations.
 class Deadlines : public std::enable_shared_from_this<Deadlines> {
   public:
-    /// The list is not looked through more often than this, however many connections time out one after the other.
+    /// The list is not looked through more often than this, however many connections time out one
+    /// after the other.
     static constexpr std::chrono::milliseconds kGranularity{5};
 
     explicit Deadlines(runtime::Loop& loop) : loop_(loop) {}
@@ -52,7 +56,8 @@ class Deadlines : public std::enable_shared_from_this<Deadlines> {
 
     runtime::Loop& loop_;
     Deadline* first_ = nullptr;
-    Deadline* cursor_ = nullptr;  // the next one to look at while fire() runs: an expiry may destroy others
+    Deadline* cursor_ =
+        nullptr;  // the next one to look at while fire() runs: an expiry may destroy others
     base::SteadyTime armed_for_ = base::SteadyTime::max();
     runtime::TimerId timer_ = 0;
 };

@@ -52,6 +52,8 @@ struct ResponseHead {
 /// Headers of one hop (RFC 9110 7.6.1) plus those that `Connection` names must not be passed on. Also true for Host,
 /// Content-Length, Expect and Proxy-*, which each side makes anew.
 bool is_hop_by_hop(std::string_view name);
+/// True if a `Connection` header among `headers` names `name`: then that one is of this hop as well.
+bool named_by_connection(const std::vector<Header>& headers, std::string_view name);
 
 std::string_view reason_phrase(int status);
 

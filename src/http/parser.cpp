@@ -26,8 +26,10 @@ bool allowed_method(std::uint8_t method) {
         case HTTP_PUT:
         case HTTP_PATCH:
         case HTTP_DELETE:
-        case HTTP_OPTIONS: return true;
-        default: return false;
+        case HTTP_OPTIONS:
+            return true;
+        default:
+            return false;
     }
 }
 
@@ -42,7 +44,8 @@ bool plain_host(std::string_view host) {
 
 }  // namespace
 
-// The callbacks' state. Header names and values are contiguous, because the whole head is parsed in one call.
+// The callbacks' state. Header names and values are contiguous, because the whole head is parsed in
+// one call.
 struct Parser::Llhttp {
     explicit Llhttp(Parser& p) : owner(p) {}
 
@@ -61,7 +64,7 @@ struct Parser::Llhttp {
     char* input = nullptr;
     char* decoded = nullptr;
     std::size_t decoded_size = 0;
-    std::uint64_t taken_before = 0;    ///< Body phase bytes of earlier calls.
+    std::uint64_t taken_before = 0;  ///< Body phase bytes of earlier calls.
     std::uint64_t body_total = 0;
     std::uint64_t last_body_end = 0;
 
@@ -130,7 +133,8 @@ const llhttp_settings_t& Parser::Llhttp::settings() {
                     }
                     break;
                 case 7:
-                    // RFC 9110 7.8 lets a server ignore an upgrade. Java's own client offers h2c with every request.
+                    // RFC 9110 7.8 lets a server ignore an upgrade. Java's own client offers h2c
+                    // with every request.
                     if (name_is(h.name, "upgrade") && !name_is(h.value, "h2c")) self.upgrade = true;
                     break;
                 case 17:
@@ -139,7 +143,8 @@ const llhttp_settings_t& Parser::Llhttp::settings() {
                         self.coding = h.value;
                     }
                     break;
-                default: break;
+                default:
+                    break;
             }
             return 0;
         };
@@ -204,7 +209,8 @@ void Parser::begin(bool bodyless) {
     head_.method = head_.target = {};
     head_.status = 0;
     head_.content_length.reset();
-    head_.chunked = head_.keep_alive = head_.to_eof = head_.bodyless = head_.expect_continue = false;
+    head_.chunked = head_.keep_alive = head_.to_eof = head_.bodyless = head_.expect_continue =
+        false;
     line_begin_ = scanned_ = lines_ = blank_bytes_ = 0;
     answers_head_ = bodyless;
 }
@@ -215,8 +221,8 @@ void Parser::refuse(int status, const char* code, const char* reason) {
     refusal_ = {status, code, reason};
 }
 
-// One line of the head without its CRLF. False: refused. llhttp accepts folded lines, joins their value and lets a header
-// block end in a bare LF, so lines are looked at before it sees them.
+// One line of the head without its CRLF. False: refused. llhttp accepts folded lines, joins their
+// value and lets a header block end in a bare LF, so lines are looked at before it sees them.
 bool Parser::scan_line(std::size_t line_begin, std::size_t line_end) {
     if (lines_ > 0 && (head_.text[line_begin] == ' ' || head_.text[line_begin] == '\t')) {
         malformed("a header line starts with a blank (folded headers are refused)");
@@ -230,8 +236,8 @@ bool Parser::scan_line(std::size_t line_begin, std::size_t line_end) {
         const std::string_view line(head_.text.data() + line_begin, line_end - line_begin);
         const std::size_t first = line.find(' ');
         const std::size_t last = line.rfind(' ');
-        if (first == std::string_view::npos || last == first ||
-            line[first + 1] == ' ' || line[last - 1] == ' ') {
+        if (first == std::string_view::npos || last == first || line[first + 1] == ' ' ||
+            line[last - 1] == ' ') {
             malformed("the request line is not \"METHOD target HTTP/1.1\"");
             return false;
         }
@@ -306,7 +312,8 @@ Parser::Taken Parser::take_head(std::string_view bytes) {
     }
     if (kind_ == Kind::request && lines_ == 0 &&
         head_.text.size() > limits_.target_max_bytes + 32) {
-        // 32: the longest method, two blanks and the version. Told apart before the line's end, which may never come.
+        // 32: the longest method, two blanks and the version. Told apart before the line's end,
+        // which may never come.
         refuse(414, "target_too_long", "the request target is too long");
     } else if (head_.text.size() >= limits_.head_max_bytes) {
         refuse(431, "head_too_large", "the request's headers are too large");
@@ -361,7 +368,8 @@ void Parser::check_request() {
     if (!plain_host(llhttp_->host)) return malformed("the Host is malformed");
     if (llhttp_->codings > 0) {
         if (m.http_minor == 0) return malformed("HTTP/1.0 has no Transfer-Encoding");
-        if (llhttp_->codings > 1) return malformed("the request has more than one Transfer-Encoding");
+        if (llhttp_->codings > 1)
+            return malformed("the request has more than one Transfer-Encoding");
         if (llhttp_->coding.empty()) return malformed("Transfer-Encoding is empty");
         if (!name_is(llhttp_->coding, "chunked")) {
             return refuse(501, "coding_not_implemented",
@@ -420,7 +428,7 @@ Parser::Taken Parser::take_body(char* bytes, std::size_t size) {
         state_ = State::complete;
     } else if (verdict != HPE_OK) {
         const char* reason = llhttp_get_error_reason(&l.machine);
-        malformed(l.over_limit                          ? "the body's framing is over a limit"
+        malformed(l.over_limit                           ? "the body's framing is over a limit"
                   : reason != nullptr && *reason != '\0' ? reason
                                                          : "the body's framing is malformed");
         return {};

@@ -1,4 +1,5 @@
-// Parser: one HTTP/1.1 message after the other out of a byte stream, strictly. llhttp does the grammar; what it lets pass is checked here.
+// Parser: one HTTP/1.1 message after the other out of a byte stream, strictly. llhttp does the
+// grammar; what it lets pass is checked here.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,8 @@ struct ParserLimits {
 
 /// Framing bytes (chunk sizes, extensions, trailers) in one gap between two pieces of body.
 inline constexpr std::size_t kFramingGapMaxBytes = 16 * 1024;
-/// Framing bytes of a whole message: this, and as often the body's own length. A body in chunks of one byte has 5 a byte.
+/// Framing bytes of a whole message: this, and as often the body's own length. A body in chunks of
+/// one byte has 5 a byte.
 inline constexpr std::size_t kFramingBaseMaxBytes = 64 * 1024;
 inline constexpr std::uint64_t kFramingPerBodyByte = 16;
 /// Empty lines before a request line that are skipped (clients that end a body with one too many).
@@ -29,7 +31,8 @@ inline constexpr std::size_t kBlankLinesMax = 2;
 /// A Content-Length or a chunk above it is taken for an attack on arithmetic, not for a length.
 inline constexpr std::uint64_t kLengthMax = std::uint64_t{1} << 53;
 
-/// Why a message was refused. `status` and `code` are what a server answers; a client only looks at `reason`.
+/// Why a message was refused. `status` and `code` are what a server answers; a client only looks at
+/// `reason`.
 struct Refusal {
     int status = 400;
     const char* code = "malformed_request";
@@ -46,7 +49,8 @@ struct MessageHead {
     int minor = 1;   ///< HTTP/1.minor
     std::optional<std::uint64_t> content_length;
     bool chunked = false;
-    bool keep_alive = false;       ///< By version and Connection. A body that ends with the stream never keeps.
+    bool keep_alive =
+        false;  ///< By version and Connection. A body that ends with the stream never keeps.
     bool to_eof = false;           ///< Responses only: the body ends with the stream.
     bool bodyless = false;         ///< No body follows, whatever the headers say.
     bool expect_continue = false;  ///< Requests only.
@@ -58,8 +62,9 @@ class Parser {
     enum class Kind { request, response };
     enum class State { head, body, complete, refused };
     struct Taken {
-        std::size_t bytes = 0;   ///< How many of the given bytes belong to what was read; the others are the next message's.
-        std::string_view body;   ///< Decoded body bytes; take_body() only.
+        std::size_t bytes = 0;  ///< How many of the given bytes belong to what was read; the others
+                                ///< are the next message's.
+        std::string_view body;  ///< Decoded body bytes; take_body() only.
     };
 
     Parser(Kind kind, ParserLimits limits);
@@ -67,7 +72,8 @@ class Parser {
     Parser(const Parser&) = delete;
     Parser& operator=(const Parser&) = delete;
 
-    /// Forgets the message and expects the head of the next one. `bodyless`: it answers a HEAD request.
+    /// Forgets the message and expects the head of the next one. `bodyless`: it answers a HEAD
+    /// request.
     void begin(bool bodyless = false);
     [[nodiscard]] State state() const { return state_; }
     /// In state `head`: some bytes of the head were seen.
@@ -76,12 +82,14 @@ class Parser {
     /// From state `body` or `complete` on, until begin().
     [[nodiscard]] const MessageHead& head() const { return head_; }
 
-    /// State `head`: takes bytes up to the head's end at most. Same verdict however the bytes are cut.
+    /// State `head`: takes bytes up to the head's end at most. Same verdict however the bytes are
+    /// cut.
     Taken take_head(std::string_view bytes);
-    /// State `body`: takes bytes up to the message's end at most. Decodes chunks in place, so that `body` is one piece in
-    /// `bytes`. May take bytes and give none.
+    /// State `body`: takes bytes up to the message's end at most. Decodes chunks in place, so that
+    /// `body` is one piece in `bytes`. May take bytes and give none.
     Taken take_body(char* bytes, std::size_t size);
-    /// The stream ended. True if the message is complete by that (a response without framing, whose state is then `complete`).
+    /// The stream ended. True if the message is complete by that (a response without framing, whose
+    /// state is then `complete`).
     bool finish();
 
   private:

@@ -15,15 +15,16 @@ struct Outcome {
     std::size_t messages = 0;
     std::string body;  // of all messages, each followed by '|'
     bool refused = false;
-    int status = 0;    // of the refusal
-    bool whole = true; // the stream ended where a message ended
+    int status = 0;     // of the refusal
+    bool whole = true;  // the stream ended where a message ended
     std::string headers;
     std::size_t left = 0;  // bytes after a message that closes
 
     friend bool operator==(const Outcome&, const Outcome&) = default;
     friend void PrintTo(const Outcome& o, std::ostream* to) {
-        *to << "{messages " << o.messages << ", body '" << o.body.substr(0, 80) << "', refused " << o.refused
-            << " with " << o.status << ", whole " << o.whole << ", left " << o.left << "}";
+        *to << "{messages " << o.messages << ", body '" << o.body.substr(0, 80) << "', refused "
+            << o.refused << " with " << o.status << ", whole " << o.whole << ", left " << o.left
+            << "}";
     }
 };
 
@@ -77,9 +78,9 @@ struct Case {
     const char* name;
     std::string stream;
     Verdict verdict;
-    std::size_t messages = 1;   // accepted: how many
-    std::string body = "|";     // accepted: their bodies
-    int status = 400;           // refused
+    std::size_t messages = 1;  // accepted: how many
+    std::string body = "|";    // accepted: their bodies
+    int status = 400;          // refused
     Parser::Kind kind = kRequest;
 
     friend void PrintTo(const Case& c, std::ostream* to) { *to << c.name; }
@@ -122,9 +123,12 @@ std::vector<Case> cases() {
     const std::string empty_chunked = "\r\n\r\n0\r\n\r\n";
     return {
         {"content_length", p + "Content-Length: 3\r\n\r\nabc", accepted, 1, "abc|"},
-        {"length_then_chunked", p + "Content-Length: 3\r\nTransfer-Encoding: chunked" + empty_chunked, refused},
-        {"chunked_then_length", p + "Transfer-Encoding: chunked\r\nContent-Length: 3" + empty_chunked, refused},
-        {"identity_then_length", p + "Transfer-Encoding: identity\r\nContent-Length: 3\r\n\r\nabc", refused},
+        {"length_then_chunked",
+         p + "Content-Length: 3\r\nTransfer-Encoding: chunked" + empty_chunked, refused},
+        {"chunked_then_length",
+         p + "Transfer-Encoding: chunked\r\nContent-Length: 3" + empty_chunked, refused},
+        {"identity_then_length", p + "Transfer-Encoding: identity\r\nContent-Length: 3\r\n\r\nabc",
+         refused},
         {"two_equal_lengths", p + "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", refused},
         {"two_lengths", p + "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", refused},
         {"length_list", p + "Content-Length: 3, 3\r\n\r\nabc", refused},
@@ -135,7 +139,8 @@ std::vector<Case> cases() {
         {"length_hex", p + "Content-Length: 0x3\r\n\r\nabc", refused},
         {"length_empty", p + "Content-Length: \r\n\r\nabc", refused},
         {"length_over_64_bits", p + "Content-Length: 18446744073709551616\r\n\r\nabc", refused},
-        {"length_64_bits", p + "Content-Length: 18446744073709551615\r\n\r\nabc", refused, 0, "", 413},
+        {"length_64_bits", p + "Content-Length: 18446744073709551615\r\n\r\nabc", refused, 0, "",
+         413},
         {"length_leading_zeros", p + "Content-Length: 0000000003\r\n\r\nabc", accepted, 1, "abc|"},
         {"folded_header", p + "X-A: b\r\n c\r\nContent-Length: 0\r\n\r\n", refused},
         {"folded_header_tab", p + "X-A: b\r\n\tc\r\n\r\n", refused},
@@ -152,29 +157,49 @@ std::vector<Case> cases() {
         {"blank_before_colon", p + "X-A : b\r\n\r\n", refused},
         {"blank_in_name", p + "X A: b\r\n\r\n", refused},
         {"nul_in_value", p + std::string("X-A: b\0c\r\n\r\n", 12), refused},
-        {"control_in_value", p + "X-A: b\x01" "c\r\n\r\n", refused},
-        {"del_in_value", p + "X-A: b\x7f" "c\r\n\r\n", refused},
+        {"control_in_value",
+         p + "X-A: b\x01"
+             "c\r\n\r\n",
+         refused},
+        {"del_in_value",
+         p + "X-A: b\x7f"
+             "c\r\n\r\n",
+         refused},
         {"eight_bit_value", p + "X-A: b\xff\r\n\r\n", accepted},
         {"tab_in_value", p + "X-A: b\tc\r\n\r\n", accepted},
         {"empty_name", p + ": b\r\n\r\n", refused},
         {"no_colon", p + "XA\r\n\r\n", refused},
         {"coding_xchunked", p + "Transfer-Encoding: xchunked" + empty_chunked, refused, 0, "", 501},
-        {"coding_chunked_identity", p + "Transfer-Encoding: chunked, identity" + empty_chunked, refused},
-        {"coding_gzip_chunked", p + "Transfer-Encoding: gzip, chunked" + empty_chunked, refused, 0, "", 501},
-        {"coding_chunked_chunked", p + "Transfer-Encoding: chunked, chunked" + empty_chunked, refused},
-        {"coding_twice", p + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked" + empty_chunked, refused},
-        {"coding_chunked_then_identity", p + "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity" + empty_chunked, refused},
-        {"coding_identity_then_chunked", p + "Transfer-Encoding: identity\r\nTransfer-Encoding: chunked" + empty_chunked, refused},
+        {"coding_chunked_identity", p + "Transfer-Encoding: chunked, identity" + empty_chunked,
+         refused},
+        {"coding_gzip_chunked", p + "Transfer-Encoding: gzip, chunked" + empty_chunked, refused, 0,
+         "", 501},
+        {"coding_chunked_chunked", p + "Transfer-Encoding: chunked, chunked" + empty_chunked,
+         refused},
+        {"coding_twice",
+         p + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked" + empty_chunked, refused},
+        {"coding_chunked_then_identity",
+         p + "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity" + empty_chunked, refused},
+        {"coding_identity_then_chunked",
+         p + "Transfer-Encoding: identity\r\nTransfer-Encoding: chunked" + empty_chunked, refused},
         {"coding_trailing_tab", p + "Transfer-Encoding: chunked\t" + empty_chunked, refused},
-        {"coding_vertical_tab", p + "Transfer-Encoding: \x0b" "chunked" + empty_chunked, refused},
-        {"coding_quoted", p + "Transfer-Encoding: \"chunked\"" + empty_chunked, refused, 0, "", 501},
+        {"coding_vertical_tab",
+         p +
+             "Transfer-Encoding: \x0b"
+             "chunked" +
+             empty_chunked,
+         refused},
+        {"coding_quoted", p + "Transfer-Encoding: \"chunked\"" + empty_chunked, refused, 0, "",
+         501},
         {"coding_odd_case", p + "Transfer-Encoding: cHuNkEd" + empty_chunked, accepted},
         {"coding_empty", p + "Transfer-Encoding: " + empty_chunked, refused},
-        {"coding_in_1_0", "POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked" + empty_chunked, refused},
+        {"coding_in_1_0",
+         "POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked" + empty_chunked, refused},
         {"chunk_extension", chunked + "3;a=b\r\nabc\r\n0\r\n\r\n", accepted, 1, "abc|"},
         {"chunk_extension_control", chunked + "3;a=b\x01\r\nabc\r\n0\r\n\r\n", refused},
         {"chunk_extension_bare_lf", chunked + "3;a\nabc\r\n0\r\n\r\n", refused},
-        {"chunk_extension_endless", chunked + "3;" + std::string(20000, 'a') + "\r\nabc\r\n0\r\n\r\n", refused},
+        {"chunk_extension_endless",
+         chunked + "3;" + std::string(20000, 'a') + "\r\nabc\r\n0\r\n\r\n", refused},
         {"chunk_size_bare_lf", chunked + "3\nabc\r\n0\r\n\r\n", refused},
         {"chunk_data_bare_lf", chunked + "3\r\nabc\n0\r\n\r\n", refused},
         {"chunk_size_cr_x", chunked + "3\rxabc\r\n0\r\n\r\n", refused},
@@ -185,9 +210,12 @@ std::vector<Case> cases() {
         {"chunk_size_empty", chunked + "\r\nabc\r\n0\r\n\r\n", refused},
         {"chunk_size_17_digits", chunked + "fffffffffffffffff\r\nabc", refused},
         {"chunk_size_16_digits", chunked + "ffffffffffffffff\r\nabc", refused},
-        {"chunk_size_zeros", chunked + std::string(5000, '0') + "3\r\nabc\r\n0\r\n\r\n", accepted, 1, "abc|"},
-        {"chunk_size_endless_zeros", chunked + std::string(20000, '0') + "3\r\nabc\r\n0\r\n\r\n", refused},
-        {"chunks_of_one_byte", chunked + "1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n", accepted, 1, "abc|"},
+        {"chunk_size_zeros", chunked + std::string(5000, '0') + "3\r\nabc\r\n0\r\n\r\n", accepted,
+         1, "abc|"},
+        {"chunk_size_endless_zeros", chunked + std::string(20000, '0') + "3\r\nabc\r\n0\r\n\r\n",
+         refused},
+        {"chunks_of_one_byte", chunked + "1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n", accepted, 1,
+         "abc|"},
         {"trailer", chunked + "0\r\nX: y\r\n\r\n", accepted},
         {"trailer_endless", chunked + "0\r\nX: " + std::string(20000, 'y') + "\r\n\r\n", refused},
         {"trailer_coding", chunked + "0\r\nTransfer-Encoding: chunked\r\n\r\n", refused},
@@ -217,44 +245,82 @@ std::vector<Case> cases() {
         {"empty_lines_before", "\r\n\r\n" + get, accepted},
         {"many_empty_lines_before", "\r\n\r\n\r\n" + get, refused},
         {"bare_cr_before", "\r" + get, refused},
-        {"get_with_body", "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", accepted, 1, "abc|"},
-        {"pipelined", get + p + "Content-Length: 2\r\n\r\nxy" + chunked + "1\r\nz\r\n0\r\n\r\n" + get, accepted, 4, "|xy|z||"},
-        {"upgrade_with_body", p + "Connection: upgrade\r\nUpgrade: x\r\nContent-Length: 3\r\n\r\nabc", refused},
-        {"upgrade_websocket", "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", refused},
-        {"upgrade_h2c_is_ignored", p + "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc" + get, accepted, 2, "abc||"},
+        {"get_with_body", "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", accepted, 1,
+         "abc|"},
+        {"pipelined",
+         get + p + "Content-Length: 2\r\n\r\nxy" + chunked + "1\r\nz\r\n0\r\n\r\n" + get, accepted,
+         4, "|xy|z||"},
+        {"upgrade_with_body",
+         p + "Connection: upgrade\r\nUpgrade: x\r\nContent-Length: 3\r\n\r\nabc", refused},
+        {"upgrade_websocket",
+         "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", refused},
+        {"upgrade_h2c_is_ignored",
+         p + "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc" +
+             get,
+         accepted, 2, "abc||"},
         {"connect", "CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\nxx", refused},
         {"rtsp", "PLAY rtsp://a RTSP/1.0\r\nHost: a\r\n\r\n", refused},
         {"rtsp_get", "GET / RTSP/1.0\r\nHost: a\r\n\r\n", refused},
         {"ice_source", "SOURCE / ICE/1.0\r\nHost: a\r\n\r\n", refused},
         {"ice_get", "GET / ICE/1.1\r\nHost: a\r\n\r\n", refused},
         {"large_header", p + "X: " + std::string(100000, 'a') + "\r\n\r\n", refused, 0, "", 431},
-        {"many_headers", p + [] { std::string s; for (int i = 0; i < 30; ++i) s += "X: y\r\n"; return s; }() + "\r\n", refused, 0, "", 431},
-        {"long_target", "GET /" + std::string(2000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", refused, 0, "", 414},
+        {"many_headers",
+         p +
+             [] {
+                 std::string s;
+                 for (int i = 0; i < 30; ++i) s += "X: y\r\n";
+                 return s;
+             }() +
+             "\r\n",
+         refused, 0, "", 431},
+        {"long_target", "GET /" + std::string(2000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", refused,
+         0, "", 414},
         {"endless_target", "GET /" + std::string(4000, 'a'), refused, 0, "", 414},
-        {"other_expectation", p + "Expect: foo\r\nContent-Length: 3\r\n\r\nabc", refused, 0, "", 417},
+        {"other_expectation", p + "Expect: foo\r\nContent-Length: 3\r\n\r\nabc", refused, 0, "",
+         417},
         {"tls_hello", std::string("\x16\x03\x01\x02\x00\x01", 6), refused},
         {"half_a_head", p, unfinished},
         {"half_a_body", p + "Content-Length: 3\r\n\r\nab", unfinished},
 
         {"answer", r + "Content-Length: 1\r\n\r\nx", accepted, 1, "x|", 0, kResponse},
-        {"answer_length_and_chunked", r + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", refused, 0, "", 400, kResponse},
-        {"answer_two_lengths", r + "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", refused, 0, "", 400, kResponse},
-        {"answer_gzip_coding", r + "Transfer-Encoding: gzip\r\n\r\nabc", refused, 0, "", 400, kResponse},
-        {"answer_coding_in_1_0", "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", refused, 0, "", 400, kResponse},
+        {"answer_length_and_chunked",
+         r + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", refused, 0, "",
+         400, kResponse},
+        {"answer_two_lengths", r + "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", refused, 0,
+         "", 400, kResponse},
+        {"answer_gzip_coding", r + "Transfer-Encoding: gzip\r\n\r\nabc", refused, 0, "", 400,
+         kResponse},
+        {"answer_coding_in_1_0", "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+         refused, 0, "", 400, kResponse},
         {"answer_to_eof", r + "\r\nabc", accepted, 1, "abc|", 0, kResponse},
         {"answer_short", r + "Content-Length: 5\r\n\r\nabc", unfinished, 0, "", 0, kResponse},
-        {"answer_short_chunk", r + "Transfer-Encoding: chunked\r\n\r\n5\r\nabc", unfinished, 0, "", 0, kResponse},
-        {"answer_without_final_chunk", r + "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", unfinished, 0, "", 0, kResponse},
-        {"answer_204_with_length", "HTTP/1.1 204 No\r\nContent-Length: 3\r\n\r\n", accepted, 1, "|", 0, kResponse},
-        {"answer_304", "HTTP/1.1 304 Not Modified\r\nContent-Length: 3\r\n\r\n" + r + "Content-Length: 1\r\n\r\nx", accepted, 2, "|x|", 0, kResponse},
-        {"answer_100_then_200", "HTTP/1.1 100 Continue\r\n\r\n" + r + "Content-Length: 1\r\n\r\nx", accepted, 2, "|x|", 0, kResponse},
-        {"answer_extra_bytes", r + "Content-Length: 1\r\n\r\nxEXTRA", refused, 0, "", 400, kResponse},
-        {"answer_bare_lf", "HTTP/1.1 200 OK\nContent-Length: 1\n\nx", refused, 0, "", 400, kResponse},
-        {"answer_without_reason", "HTTP/1.1 200\r\nContent-Length: 1\r\n\r\nx", accepted, 1, "x|", 0, kResponse},
-        {"answer_status_99", "HTTP/1.1 099 OK\r\nContent-Length: 1\r\n\r\nx", refused, 0, "", 400, kResponse},
-        {"answer_status_600", "HTTP/1.1 600 OK\r\nContent-Length: 1\r\n\r\nx", refused, 0, "", 400, kResponse},
-        {"answer_status_1000", "HTTP/1.1 1000 OK\r\nContent-Length: 1\r\n\r\nx", refused, 0, "", 400, kResponse},
-        {"answer_switches", "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", refused, 0, "", 400, kResponse},
+        {"answer_short_chunk", r + "Transfer-Encoding: chunked\r\n\r\n5\r\nabc", unfinished, 0, "",
+         0, kResponse},
+        {"answer_without_final_chunk", r + "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+         unfinished, 0, "", 0, kResponse},
+        {"answer_204_with_length", "HTTP/1.1 204 No\r\nContent-Length: 3\r\n\r\n", accepted, 1, "|",
+         0, kResponse},
+        {"answer_304",
+         "HTTP/1.1 304 Not Modified\r\nContent-Length: 3\r\n\r\n" + r +
+             "Content-Length: 1\r\n\r\nx",
+         accepted, 2, "|x|", 0, kResponse},
+        {"answer_100_then_200", "HTTP/1.1 100 Continue\r\n\r\n" + r + "Content-Length: 1\r\n\r\nx",
+         accepted, 2, "|x|", 0, kResponse},
+        {"answer_extra_bytes", r + "Content-Length: 1\r\n\r\nxEXTRA", refused, 0, "", 400,
+         kResponse},
+        {"answer_bare_lf", "HTTP/1.1 200 OK\nContent-Length: 1\n\nx", refused, 0, "", 400,
+         kResponse},
+        {"answer_without_reason", "HTTP/1.1 200\r\nContent-Length: 1\r\n\r\nx", accepted, 1, "x|",
+         0, kResponse},
+        {"answer_status_99", "HTTP/1.1 099 OK\r\nContent-Length: 1\r\n\r\nx", refused, 0, "", 400,
+         kResponse},
+        {"answer_status_600", "HTTP/1.1 600 OK\r\nContent-Length: 1\r\n\r\nx", refused, 0, "", 400,
+         kResponse},
+        {"answer_status_1000", "HTTP/1.1 1000 OK\r\nContent-Length: 1\r\n\r\nx", refused, 0, "",
+         400, kResponse},
+        {"answer_switches",
+         "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", refused,
+         0, "", 400, kResponse},
         {"answer_nonsense", "hello there\r\n\r\n", refused, 0, "", 400, kResponse},
         {"answer_folded", r + "X: a\r\n b\r\n\r\n", refused, 0, "", 400, kResponse},
     };
@@ -265,15 +331,17 @@ INSTANTIATE_TEST_SUITE_P(Parser, Table, testing::ValuesIn(cases()),
 
 TEST(Parser, drops_trailers_and_gives_values_without_blanks) {
     const Outcome out = feed(
-        "POST / HTTP/1.1\r\nHost:  a \t\r\nX-Empty:\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Late: y\r\n\r\n", 4096,
-        kRequest, false);
+        "POST / HTTP/1.1\r\nHost:  a \t\r\nX-Empty:\r\nTransfer-Encoding: "
+        "chunked\r\n\r\n0\r\nX-Late: y\r\n\r\n",
+        4096, kRequest, false);
     EXPECT_EQ(out.headers, "Host=a;X-Empty=;Transfer-Encoding=chunked;");
 }
 
 TEST(Parser, nothing_after_a_closing_request_is_read) {
     const Outcome out = feed(
-        "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nGET /second HTTP/1.1\r\nHost: a\r\n\r\n", 4096,
-        kRequest, false);
+        "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nGET /second HTTP/1.1\r\nHost: "
+        "a\r\n\r\n",
+        4096, kRequest, false);
     EXPECT_EQ(out.messages, 1u);
     EXPECT_GT(out.left, 0u);
 }
@@ -314,13 +382,17 @@ TEST(Parser, keeps_the_connection_by_version_and_header) {
 TEST(Message, names_compare_without_case_and_hop_headers_are_known) {
     EXPECT_TRUE(name_is("Content-TYPE", "content-type"));
     EXPECT_FALSE(name_is("Content-Type", "content-typ"));
-    for (const char* name : {"Connection", "TE", "Host", "transfer-encoding", "Proxy-Authorization", "Keep-Alive",
-                             "Trailer", "Upgrade", "Content-Length", "Expect"}) {
+    for (const char* name : {"Connection", "TE", "Host", "transfer-encoding", "Proxy-Authorization",
+                             "Keep-Alive", "Trailer", "Upgrade", "Content-Length", "Expect"}) {
         EXPECT_TRUE(is_hop_by_hop(name)) << name;
     }
     for (const char* name : {"Authorization", "Content-Type", "X-Request-Id", "Proxy", "Accept"}) {
         EXPECT_FALSE(is_hop_by_hop(name)) << name;
     }
+    const std::vector<Header> headers{{"Connection", "close, X-Own ,x-two"}, {"X-Own", "y"}};
+    EXPECT_TRUE(named_by_connection(headers, "x-own"));
+    EXPECT_TRUE(named_by_connection(headers, "X-Two"));
+    EXPECT_FALSE(named_by_connection(headers, "X"));
     ResponseHead head;
     head.add("Retry-After", std::uint64_t{17});
     EXPECT_EQ(head.headers, "Retry-After: 17\r\n");

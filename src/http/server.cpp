@@ -95,7 +95,8 @@ class Session final : public Exchange, private Deadline {
     Task<BodyStatus> fail_body(BodyStatus status);
     void take_request();
     void settle_body();
-    void compose_head(int status, std::string_view headers, std::optional<std::uint64_t> length, bool chunked);
+    void compose_head(int status, std::string_view headers, std::optional<std::uint64_t> length,
+                      bool chunked);
     Gather::Sent push_out();
     Task<bool> flush();
     Task<> refuse(const Refusal& refusal);
@@ -111,7 +112,7 @@ class Session final : public Exchange, private Deadline {
     Parser parser_;
     ReadBuffer input_;
     RequestHead head_;
-    std::string out_;       // the answer's head
+    std::string out_;        // the answer's head
     std::string size_line_;  // of a chunk
     std::string stream_headers_;
     Gather gather_;
@@ -120,22 +121,22 @@ class Session final : public Exchange, private Deadline {
     std::optional<std::uint64_t> stream_length_;
     std::uint64_t streamed_ = 0;
     BodyStatus body_status_ = BodyStatus::ok;
-    bool idle_ = false;          // waits for a request
-    bool expired_ = false;       // the deadline passed and cancelled the wait
-    bool continued_ = false;     // 100 was sent, or need not be
+    bool idle_ = false;       // waits for a request
+    bool expired_ = false;    // the deadline passed and cancelled the wait
+    bool continued_ = false;  // 100 was sent, or need not be
     bool head_sent_ = false;
     bool chunked_out_ = false;
     bool close_after_ = false;
-    bool gone_ = false;          // nothing can be written any more
-    bool discard_ = false;       // before closing, because the peer may still be sending
+    bool gone_ = false;     // nothing can be written any more
+    bool discard_ = false;  // before closing, because the peer may still be sending
 };
 
 Session::Session(std::shared_ptr<State> state, Socket socket)
     : Deadline(state->deadlines),
       state_(std::move(state)),
       socket_(std::move(socket)),
-      parser_(Parser::Kind::request,
-              {state_->limits.head_max_bytes, state_->limits.headers_max, state_->limits.target_max_bytes}) {
+      parser_(Parser::Kind::request, {state_->limits.head_max_bytes, state_->limits.headers_max,
+                                      state_->limits.target_max_bytes}) {
     next = state_->first;
     if (next != nullptr) next->previous_ = this;
     state_->first = this;
@@ -205,7 +206,8 @@ Task<bool> Session::serve_one() {
         constexpr Refusal defect{500, "internal_error", "the handler gave no answer"};
         co_await refuse(defect);
     }
-    if (answer_ == Answer::streaming) cut();  // a defect as well: the client must not take it for whole
+    if (answer_ == Answer::streaming)
+        cut();  // a defect as well: the client must not take it for whole
     if (gone_ && !discard_) co_return false;
     if (!close_after_) co_return true;
     if (discard_) co_await linger();
@@ -227,7 +229,8 @@ Task<bool> Session::read_head() {
         clear();
         if (ec) co_return false;
         input_.give(state_->take_buffer());
-        const ssize_t n = ::recv(socket_.native_handle(), input_.memory(), kReadBytes, MSG_DONTWAIT);
+        const ssize_t n =
+            ::recv(socket_.native_handle(), input_.memory(), kReadBytes, MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) co_return false;
         input_.filled(n > 0 ? static_cast<std::size_t>(n) : 0);
     }
@@ -257,7 +260,8 @@ Task<bool> Session::read_head() {
         clear();
         if (read == Read::timed_out && parser_.started()) {
             state_->counters.rejected_requests.fetch_add(1, std::memory_order_relaxed);
-            constexpr Refusal slow{408, "request_timeout", "the request's head did not come in time"};
+            constexpr Refusal slow{408, "request_timeout",
+                                   "the request's head did not come in time"};
             close_after_ = true;
             co_await refuse(slow);
             co_await linger();
@@ -285,7 +289,8 @@ void Session::take_request() {
     head_.target = from.target;
     const std::size_t mark = from.target.find('?');
     head_.path = from.target.substr(0, mark);
-    head_.query = mark == std::string_view::npos ? std::string_view{} : from.target.substr(mark + 1);
+    head_.query =
+        mark == std::string_view::npos ? std::string_view{} : from.target.substr(mark + 1);
     head_.headers.assign(from.headers.begin(), from.headers.end());
     head_.http_minor = from.minor;
     head_.content_length = from.content_length;
@@ -302,7 +307,7 @@ void Session::take_request() {
 // Sends 100 where it is due. False: the client is gone.
 Task<bool> Session::prepare_body() {
     if (gone_) co_return false;
-    if (continued_) co_return true;
+    if (continued_ || head_sent_) co_return true;
     continued_ = true;
     gather_.clear();
     gather_.add("HTTP/1.1 100 Continue\r\n\r\n");
@@ -369,8 +374,10 @@ Task<BodyPiece> Session::read_some() {
             set(state_->limits.body_idle_timeout);
             const Read read = co_await fill();
             clear();
-            if (read == Read::closed) co_return BodyPiece{co_await fail_body(BodyStatus::closed), {}};
-            if (read == Read::timed_out) co_return BodyPiece{co_await fail_body(BodyStatus::timed_out), {}};
+            if (read == Read::closed)
+                co_return BodyPiece{co_await fail_body(BodyStatus::closed), {}};
+            if (read == Read::timed_out)
+                co_return BodyPiece{co_await fail_body(BodyStatus::timed_out), {}};
         }
         const Parser::Taken taken = parser_.take_body(input_.data(), input_.size());
         input_.consume(taken.bytes);
@@ -382,7 +389,8 @@ Task<BodyPiece> Session::read_some() {
     co_return BodyPiece{BodyStatus::ok, {}};
 }
 
-// Before an answer's head leaves: what is left of the body decides whether the connection can be kept.
+// Before an answer's head leaves: what is left of the body decides whether the connection can be
+// kept.
 void Session::settle_body() {
     while (parser_.state() == Parser::State::body && !input_.empty()) {
         const Parser::Taken taken = parser_.take_body(input_.data(), input_.size());
@@ -392,8 +400,8 @@ void Session::settle_body() {
     if (state_->draining) close_after_ = true;
 }
 
-void Session::compose_head(int status, std::string_view headers, std::optional<std::uint64_t> length,
-                           bool chunked) {
+void Session::compose_head(int status, std::string_view headers,
+                           std::optional<std::uint64_t> length, bool chunked) {
     out_.assign("HTTP/1.1 ");
     append_number(out_, static_cast<std::uint64_t>(status));
     out_ += ' ';
@@ -468,7 +476,8 @@ void Session::begin(const ResponseHead& head, std::optional<std::uint64_t> lengt
     stream_length_ = length;
     streamed_ = 0;
     chunked_out_ = !length && head_.http_minor == 1 && answer_has_body();
-    if (!length && !chunked_out_ && answer_has_body()) close_after_ = true;  // HTTP/1.0: the end of the stream ends it
+    if (!length && !chunked_out_ && answer_has_body())
+        close_after_ = true;  // HTTP/1.0: the end of the stream ends it
 }
 
 Task<bool> Session::write(std::string_view bytes) {
@@ -483,7 +492,8 @@ Task<bool> Session::write(std::string_view bytes) {
     }
     if (answer_has_body() && !bytes.empty()) {
         streamed_ += bytes.size();
-        SEMEL_ASSERT(!stream_length_ || streamed_ <= *stream_length_, "more bytes than the length promised");
+        SEMEL_ASSERT(!stream_length_ || streamed_ <= *stream_length_,
+                     "more bytes than the length promised");
         if (chunked_out_) {
             size_line_.clear();
             append_number(size_line_, bytes.size(), 16);
@@ -532,7 +542,8 @@ void Session::cut() {
     answer_ = Answer::done;
     close_after_ = discard_ = true;
     if (gone_) return;
-    // A close with unread bytes would be a reset, which may take back what was sent. So: end of stream now, close later.
+    // A close with unread bytes would be a reset, which may take back what was sent. So: end of
+    // stream now, close later.
     error_code ignored;
     socket_.shutdown(Socket::shutdown_send, ignored);
     gone_ = true;
@@ -563,7 +574,8 @@ Task<> Session::refuse(const Refusal& refusal) {
     co_await flush();
 }
 
-// Says that nothing more comes and takes what the peer is still sending, for a while: it shall read the answer, not a reset.
+// Says that nothing more comes and takes what the peer is still sending, for a while: it shall read
+// the answer, not a reset.
 Task<> Session::linger() {
     if (!socket_.is_open()) co_return;
     error_code ignored;
@@ -597,7 +609,8 @@ Task<> accept_loop(std::shared_ptr<State> state) {
         if (!state->accepting) break;
         if (ec == asio::error::connection_aborted) continue;
         if (ec) {
-            // No descriptors or no memory: connections wait in the kernel's queue until some are free again.
+            // No descriptors or no memory: connections wait in the kernel's queue until some are
+            // free again.
             state->counters.accept_errors.fetch_add(1, std::memory_order_relaxed);
             co_await state->loop.sleep_for(kAcceptRetry);
             continue;
@@ -612,7 +625,8 @@ Task<> accept_loop(std::shared_ptr<State> state) {
 
 class SocketServer final : public Server {
   public:
-    SocketServer(std::shared_ptr<State> state, std::uint16_t port) : state_(std::move(state)), port_(port) {}
+    SocketServer(std::shared_ptr<State> state, std::uint16_t port)
+        : state_(std::move(state)), port_(port) {}
     ~SocketServer() override { close(); }
 
     std::uint16_t port() const override { return port_; }

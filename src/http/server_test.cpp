@@ -37,7 +37,9 @@ class Event {
 Task<> echo(Exchange& exchange) {
     std::string body;
     const BodyStatus status = co_await exchange.read_body(body, 8 * 1024 * 1024);
-    if (status == BodyStatus::malformed || status == BodyStatus::closed || status == BodyStatus::timed_out) co_return;
+    if (status == BodyStatus::malformed || status == BodyStatus::closed ||
+        status == BodyStatus::timed_out)
+        co_return;
     ResponseHead head;
     if (status == BodyStatus::too_large) {
         head.status = 413;
@@ -51,7 +53,8 @@ class ServerTest : public testing::Test {
   protected:
     void start() {
         server_ = thread_.on([this] {
-            auto made = Server::listen(thread_.loop, "127.0.0.1", 0, handler_, limits_, counters_, true);
+            auto made =
+                Server::listen(thread_.loop, "127.0.0.1", 0, handler_, limits_, counters_, true);
             EXPECT_TRUE(made) << made.error().detail;
             return std::move(made.value());
         });
@@ -89,7 +92,8 @@ TEST_F(ServerTest, answers_pipelined_requests_in_order_on_one_kept_connection) {
     start();
     Raw raw = connect();
     raw.send(post("/one", "first") + "GET /two?x=1 HTTP/1.1\r\nHost: a\r\n\r\n" +
-             "POST /three HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n");
+             "POST /three HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: "
+             "chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n");
     EXPECT_EQ(raw.message(), "HTTP/1.1 200 OK\r\nX-Path: /one\r\nContent-Length: 5\r\n\r\nfirst");
     EXPECT_EQ(raw.message(), "HTTP/1.1 200 OK\r\nX-Path: /two\r\nContent-Length: 0\r\n\r\n");
     EXPECT_EQ(raw.message(), "HTTP/1.1 200 OK\r\nX-Path: /three\r\nContent-Length: 5\r\n\r\nabcde");
@@ -102,12 +106,16 @@ TEST_F(ServerTest, serves_http_1_0_and_close_and_keep_alive) {
     start();
     Raw old = connect();
     old.send("GET /a HTTP/1.0\r\n\r\n");
-    EXPECT_EQ(old.until_end(), "HTTP/1.1 200 OK\r\nX-Path: /a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    EXPECT_EQ(old.until_end(),
+              "HTTP/1.1 200 OK\r\nX-Path: /a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     Raw kept = connect();
     kept.send("GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
-    EXPECT_EQ(kept.message(), "HTTP/1.1 200 OK\r\nX-Path: /a\r\nContent-Length: 0\r\nConnection: keep-alive\r\n\r\n");
+    EXPECT_EQ(
+        kept.message(),
+        "HTTP/1.1 200 OK\r\nX-Path: /a\r\nContent-Length: 0\r\nConnection: keep-alive\r\n\r\n");
     kept.send("GET /b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-    EXPECT_EQ(kept.until_end(), "HTTP/1.1 200 OK\r\nX-Path: /b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    EXPECT_EQ(kept.until_end(),
+              "HTTP/1.1 200 OK\r\nX-Path: /b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
 }
 
 TEST_F(ServerTest, says_100_before_the_body_is_read_and_417_to_other_expectations) {
@@ -119,7 +127,8 @@ TEST_F(ServerTest, says_100_before_the_body_is_read_and_417_to_other_expectation
     EXPECT_TRUE(raw.message().ends_with("\r\n\r\nabc"));
 
     Raw large = connect();
-    large.send("POST /a HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999\r\n\r\n");
+    large.send(
+        "POST /a HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999\r\n\r\n");
     EXPECT_TRUE(large.message().starts_with("HTTP/1.1 413 ")) << "refused before 100";
 
     Raw empty = connect();
@@ -131,6 +140,22 @@ TEST_F(ServerTest, says_100_before_the_body_is_read_and_417_to_other_expectation
     const std::string answer = other.until_end();
     EXPECT_TRUE(answer.starts_with("HTTP/1.1 417 Expectation Failed\r\n")) << answer;
     EXPECT_NE(answer.find("Connection: close\r\n"), std::string::npos);
+}
+
+TEST_F(ServerTest, nothing_is_said_between_the_head_of_an_answer_and_its_end) {
+    handler_.fn = [](Exchange& exchange) -> Task<> {
+        exchange.begin(ResponseHead{});
+        co_await exchange.write("abc");
+        const BodyPiece piece = co_await exchange.read_some();
+        EXPECT_EQ(piece.bytes, "xyz");
+        co_await exchange.finish(piece.bytes);
+    };
+    start();
+    Raw raw = connect();
+    raw.send("POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
+    EXPECT_TRUE(raw.until("abc\r\n").starts_with("HTTP/1.1 200 OK\r\n"));
+    raw.send("xyz");
+    EXPECT_EQ(raw.until_end(), "3\r\nxyz\r\n0\r\n\r\n") << "no 100 any more";
 }
 
 TEST_F(ServerTest, head_gets_the_head_alone) {
@@ -151,7 +176,8 @@ TEST_F(ServerTest, head_gets_the_head_alone) {
     raw.send("HEAD /stream HTTP/1.1\r\nHost: a\r\n\r\n");
     EXPECT_EQ(raw.until("\r\n\r\n"), "HTTP/1.1 200 OK\r\n\r\n");
     raw.send("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-    EXPECT_EQ(raw.until_end(), "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nabcdef");
+    EXPECT_EQ(raw.until_end(),
+              "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nabcdef");
 }
 
 TEST_F(ServerTest, streams_in_chunks_by_length_or_to_the_end) {
@@ -170,7 +196,8 @@ TEST_F(ServerTest, streams_in_chunks_by_length_or_to_the_end) {
     Raw raw = connect();
     raw.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
     EXPECT_EQ(raw.until("0\r\n\r\n"),
-              "HTTP/1.1 200 OK\r\nX-A: b\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n");
+              "HTTP/1.1 200 OK\r\nX-A: b\r\nTransfer-Encoding: "
+              "chunked\r\n\r\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n");
     raw.send("GET /length HTTP/1.1\r\nHost: a\r\n\r\n");
     EXPECT_EQ(raw.message(), "HTTP/1.1 200 OK\r\nX-A: b\r\nContent-Length: 6\r\n\r\nabcdef");
     Raw old = connect();
@@ -189,7 +216,8 @@ TEST_F(ServerTest, a_cut_answer_ends_without_its_end_and_without_a_reset) {
     Raw raw = connect();
     // Unread bytes would turn a plain close into a reset.
     raw.send("GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /next HTTP/1.1\r\nHost: a\r\n\r\n");
-    EXPECT_EQ(raw.until("abc\r\n"), "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
+    EXPECT_EQ(raw.until("abc\r\n"),
+              "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
     EXPECT_TRUE(raw.ended_cleanly());
 }
 
@@ -211,20 +239,26 @@ TEST_F(ServerTest, a_short_or_unfinished_answer_is_cut_and_a_missing_one_is_500)
     EXPECT_EQ(shorter.until_end(), "");
     Raw open = connect();
     open.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
-    EXPECT_EQ(open.until_end(), "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
+    EXPECT_EQ(open.until_end(),
+              "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
 }
 
 TEST_F(ServerTest, refuses_bad_requests_with_a_short_error_and_closes) {
     start();
     const std::string answer = [&] {
         Raw raw = connect();
-        raw.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" +
-                 post("/smuggled", "x"));
+        raw.send(
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: "
+            "chunked\r\n\r\n0\r\n\r\n" +
+            post("/smuggled", "x"));
         return raw.until_end();
     }();
-    EXPECT_TRUE(answer.starts_with("HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n")) << answer;
-    EXPECT_NE(answer.find(R"("type":"invalid_request_error","param":null,"code":"malformed_request"}})"),
-              std::string::npos)
+    EXPECT_TRUE(
+        answer.starts_with("HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"))
+        << answer;
+    EXPECT_NE(
+        answer.find(R"("type":"invalid_request_error","param":null,"code":"malformed_request"}})"),
+        std::string::npos)
         << answer;
     EXPECT_EQ(answer.find("smuggled"), std::string::npos);
 
@@ -235,9 +269,18 @@ TEST_F(ServerTest, refuses_bad_requests_with_a_short_error_and_closes) {
     const Bad bad[] = {
         {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "HTTP/1.1 400 "},
         {"GET /" + std::string(20000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", "HTTP/1.1 414 "},
-        {"GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(1024 * 1024, 'a') + "\r\n\r\n", "HTTP/1.1 431 "},
-        {"GET / HTTP/1.1\r\nHost: a\r\n" + [] { std::string s; for (int i = 0; i < 10000; ++i) s += "X: y\r\n"; return s; }() + "\r\n", "HTTP/1.1 431 "},
-        {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501 "},
+        {"GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(1024 * 1024, 'a') + "\r\n\r\n",
+         "HTTP/1.1 431 "},
+        {"GET / HTTP/1.1\r\nHost: a\r\n" +
+             [] {
+                 std::string s;
+                 for (int i = 0; i < 10000; ++i) s += "X: y\r\n";
+                 return s;
+             }() +
+             "\r\n",
+         "HTTP/1.1 431 "},
+        {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+         "HTTP/1.1 501 "},
     };
     for (const Bad& b : bad) {
         Raw raw = connect();
@@ -251,8 +294,10 @@ TEST_F(ServerTest, refuses_bad_requests_with_a_short_error_and_closes) {
 TEST_F(ServerTest, an_early_answer_reaches_a_client_that_is_still_sending) {
     start();
     Raw raw = connect();
-    // Within the discarded amount: the client may send all of it and then reads the answer, not a reset.
-    raw.send("POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n" + std::string(900'000, 'x'));
+    // Within the discarded amount: the client may send all of it and then reads the answer, not a
+    // reset.
+    raw.send("POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n" +
+             std::string(900'000, 'x'));
     const std::string answer = raw.message();
     EXPECT_TRUE(answer.starts_with("HTTP/1.1 413 ")) << answer;
     EXPECT_NE(answer.find("Connection: close\r\n"), std::string::npos);
@@ -260,7 +305,9 @@ TEST_F(ServerTest, an_early_answer_reaches_a_client_that_is_still_sending) {
 }
 
 TEST_F(ServerTest, an_ignored_small_body_does_not_cost_the_connection) {
-    handler_.fn = [](Exchange& exchange) -> Task<> { co_await exchange.respond(ResponseHead{}, "ok"); };
+    handler_.fn = [](Exchange& exchange) -> Task<> {
+        co_await exchange.respond(ResponseHead{}, "ok");
+    };
     start();
     Raw raw = connect();
     raw.send(post("/a", "ignored"));
@@ -344,9 +391,11 @@ TEST_F(ServerTest, a_chunked_body_over_the_limit_is_too_large) {
         co_await exchange.respond(head, body);
     };
     start();
-    EXPECT_TRUE(ask("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nb\r\n12345678901\r\n0\r\n\r\n")
+    EXPECT_TRUE(ask("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: "
+                    "chunked\r\n\r\nb\r\n12345678901\r\n0\r\n\r\n")
                     .starts_with("HTTP/1.1 413 "));
-    EXPECT_TRUE(ask("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\na\r\n1234567890\r\n0\r\n\r\n")
+    EXPECT_TRUE(ask("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: "
+                    "chunked\r\n\r\na\r\n1234567890\r\n0\r\n\r\n")
                     .ends_with("1234567890"));
 }
 
@@ -404,9 +453,13 @@ TEST_F(ServerTest, a_slow_reader_holds_the_writer_back_and_one_that_takes_nothin
     Raw raw = connect();
     raw.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
     ASSERT_TRUE(ended.wait());
-    EXPECT_LT(accepted.load(), 20u * 1024 * 1024) << "only what the kernel's buffers hold was accepted";
+    EXPECT_LT(accepted.load(), 20u * 1024 * 1024)
+        << "only what the kernel's buffers hold was accepted";
 }
 
+#if !__has_feature(undefined_behavior_sanitizer)
+// Not under UBSan: its check of vtables opens a pipe, and takes one that cannot be opened for a
+// broken object.
 TEST_F(ServerTest, accepting_goes_on_after_the_descriptors_were_used_up) {
     start();
     rlimit saved{};
@@ -423,13 +476,15 @@ TEST_F(ServerTest, accepting_goes_on_after_the_descriptors_were_used_up) {
     Raw waiting = connect();
     waiting.send("GET /late HTTP/1.1\r\nHost: a\r\n\r\n");
     const auto give_up = std::chrono::steady_clock::now() + 10s;
-    while (counters_.accept_errors.load() == 0 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+    while (counters_.accept_errors.load() == 0 && std::chrono::steady_clock::now() < give_up)
+        std::this_thread::yield();
     EXPECT_GE(counters_.accept_errors.load(), 1u);
     clients[0].send("GET /b HTTP/1.1\r\nHost: a\r\n\r\n");
     EXPECT_FALSE(clients[0].message().empty()) << "connections that exist are served";
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &saved), 0);
     EXPECT_TRUE(waiting.message().starts_with("HTTP/1.1 200 "));
 }
+#endif
 
 TEST_F(ServerTest, connections_above_the_limit_wait_in_the_queue) {
     limits_.connections_max = 2;
@@ -474,7 +529,8 @@ TEST_F(ServerTest, drain_ends_idle_connections_and_lets_exchanges_finish) {
     EXPECT_EQ(running, 1u);
     EXPECT_TRUE(idle.ended_cleanly());
     go.notify();
-    EXPECT_EQ(busy.until_end(), "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok");
+    EXPECT_EQ(busy.until_end(),
+              "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok");
     EXPECT_EQ(thread_.on([&] { return server_->running(); }), 0u);
 }
 
@@ -504,7 +560,8 @@ TEST_F(ServerTest, close_ends_running_exchanges_as_well) {
 TEST_F(ServerTest, says_why_it_cannot_listen) {
     start();
     const std::string detail = thread_.on([&] {
-        auto second = Server::listen(thread_.loop, "127.0.0.1", port_, handler_, limits_, counters_, false);
+        auto second =
+            Server::listen(thread_.loop, "127.0.0.1", port_, handler_, limits_, counters_, false);
         return second ? std::string() : second.error().detail;
     });
     EXPECT_NE(detail.find("127.0.0.1:" + std::to_string(port_)), std::string::npos) << detail;

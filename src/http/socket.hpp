@@ -1,4 +1,5 @@
-// What server and client share of sockets: their concrete types, uninitialised read buffers, gathered writes without a signal.
+// What server and client share of sockets: their concrete types, uninitialised read buffers,
+// gathered writes without a signal.
 #pragma once
 
 #include <sys/socket.h>

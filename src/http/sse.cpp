@@ -19,7 +19,8 @@ void SseScanner::end_line(std::string_view line) {
     }
     const std::size_t colon = line.find(':');
     const std::string_view field = line.substr(0, colon);
-    std::string_view value = colon == std::string_view::npos ? std::string_view{} : line.substr(colon + 1);
+    std::string_view value =
+        colon == std::string_view::npos ? std::string_view{} : line.substr(colon + 1);
     if (value.starts_with(' ')) value.remove_prefix(1);
     if (field == "data") {
         if (has_data_ && !oversized_) data_ += '\n';
@@ -40,10 +41,12 @@ void SseScanner::end_line(std::string_view line) {
     }
 }
 
-void SseScanner::feed(std::string_view bytes, const std::function<void(const SseEvent&)>& on_event) {
+void SseScanner::feed(std::string_view bytes,
+                      const std::function<void(const SseEvent&)>& on_event) {
     const std::uint64_t base = position_;
     std::size_t at = 0;
-    std::size_t next_lf = bytes.find('\n');  // kept over lines that end in CR, so that no byte is looked at twice for it
+    std::size_t next_lf = bytes.find(
+        '\n');  // kept over lines that end in CR, so that no byte is looked at twice for it
     while (at < bytes.size()) {
         if (after_cr_) {
             after_cr_ = false;
@@ -56,7 +59,8 @@ void SseScanner::feed(std::string_view bytes, const std::function<void(const Sse
         const std::string_view rest = bytes.substr(0, std::min(next_lf, bytes.size()));
         std::size_t end = rest.find('\r', at);
         if (end == std::string_view::npos) end = next_lf;
-        const std::string_view part = bytes.substr(at, end == std::string_view::npos ? end : end - at);
+        const std::string_view part =
+            bytes.substr(at, end == std::string_view::npos ? end : end - at);
         if (!part.empty()) in_block_ = true;
         if (end == std::string_view::npos) {
             // The limit is for a line's content; a few bytes more let its field name be told.
@@ -68,12 +72,13 @@ void SseScanner::feed(std::string_view bytes, const std::function<void(const Sse
         after_cr_ = bytes[end] == '\r';
         at = end + 1;
         if (line_.empty() && part.empty()) {
-            // Only a BOM-less empty first line gets here, too: nothing was asked, nothing is reported.
+            // Only a BOM-less empty first line gets here, too: nothing was asked, nothing is
+            // reported.
             first_line_ = false;
             if (has_data_) {
                 const std::uint64_t event_end = base + at;
-                on_event({type_, oversized_ ? std::string_view{} : std::string_view(data_), oversized_,
-                          event_begin_, event_end});
+                on_event({type_, oversized_ ? std::string_view{} : std::string_view(data_),
+                          oversized_, event_begin_, event_end});
                 event_begin_ = event_end;
             }
             reset_block();

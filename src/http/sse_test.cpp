@@ -17,7 +17,8 @@ struct Seen {
     friend bool operator==(const Seen&, const Seen&) = default;
 };
 
-std::vector<Seen> scan(std::string_view stream, std::size_t step, std::size_t limit = SseScanner::kEventMaxBytes) {
+std::vector<Seen> scan(std::string_view stream, std::size_t step,
+                       std::size_t limit = SseScanner::kEventMaxBytes) {
     SseScanner scanner(limit);
     std::vector<Seen> seen;
     for (std::size_t at = 0; at < stream.size(); at += step) {
@@ -31,7 +32,8 @@ std::vector<Seen> scan(std::string_view stream, std::size_t step, std::size_t li
 
 TEST(Sse, finds_the_same_events_however_the_stream_is_cut) {
     const std::string stream =
-        "\xef\xbb\xbf: hello\n\nevent: delta\ndata: \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x98\x80\r\n\r\n"
+        "\xef\xbb\xbf: hello\n\nevent: delta\ndata: \xe4\xbd\xa0\xe5\xa5\xbd "
+        "\xf0\x9f\x98\x80\r\n\r\n"
         "data: one\rdata:two\rid: 7\r\rretry: 10\n\n: ping\n\ndata\n\nevent: only\n\n"
         "data: \xff\xfe raw\n\ndata:  two blanks\n\ndata: last\r\n\r\ndata: unfinished\n";
     const std::vector<Seen> whole = scan(stream, stream.size());
@@ -68,7 +70,8 @@ TEST(Sse, an_event_of_eight_mebibytes_is_carried_and_one_over_the_limit_is_repor
     EXPECT_EQ(seen[0].data, big);
 
     for (const std::size_t step : {1u, 7u, 1000u}) {
-        const std::string lines = "data: " + std::string(60, 'a') + "\ndata: " + std::string(60, 'b') + "\n\n";
+        const std::string lines =
+            "data: " + std::string(60, 'a') + "\ndata: " + std::string(60, 'b') + "\n\n";
         const std::string line = "data: " + std::string(500, 'c') + "\n\n";
         const std::vector<Seen> limited = scan(lines + line + "data: ok\n\n", step, 100);
         ASSERT_EQ(limited.size(), 3u) << step;

@@ -1,4 +1,5 @@
-// For the tests of this folder: a loop on its own thread, raw sockets of both sides, and a wait for a task.
+// For the tests of this folder: a loop on its own thread, raw sockets of both sides, and a wait for
+// a task.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +32,8 @@ class Raw {
         EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
         return Raw(fd);
     }
-    Raw(Raw&& other) noexcept : fd_(std::exchange(other.fd_, -1)), pending_(std::move(other.pending_)) {}
+    Raw(Raw&& other) noexcept
+        : fd_(std::exchange(other.fd_, -1)), pending_(std::move(other.pending_)) {}
     Raw& operator=(Raw&& other) noexcept {
         std::swap(fd_, other.fd_);
         std::swap(pending_, other.pending_);
@@ -56,7 +58,8 @@ class Raw {
         }
         return true;
     }
-    /// Reads until `text` has come; gives all up to and with it. Empty: the stream ended or nothing came.
+    /// Reads until `text` has come; gives all up to and with it. Empty: the stream ended or nothing
+    /// came.
     std::string until(std::string_view text) {
         for (;;) {
             const std::size_t at = pending_.find(text);
@@ -151,7 +154,8 @@ class RawListener {
 /// A loop that a thread runs until the end of the test.
 class LoopThread {
   public:
-    LoopThread() : work_(runtime::asio::make_work_guard(loop.io())), thread_([this] { loop.io().run(); }) {}
+    LoopThread()
+        : work_(runtime::asio::make_work_guard(loop.io())), thread_([this] { loop.io().run(); }) {}
     LoopThread(const LoopThread&) = delete;
     LoopThread& operator=(const LoopThread&) = delete;
     ~LoopThread() {

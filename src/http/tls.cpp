@@ -32,8 +32,10 @@ std::string last_error(const SSL* ssl) {
 int socket_write(BIO* bio, const char* bytes, int n) {
     BIO_clear_retry_flags(bio);
     const int socket = static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio)));
-    const ssize_t done = ::send(socket, bytes, static_cast<std::size_t>(n), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_write(bio);
+    const ssize_t done =
+        ::send(socket, bytes, static_cast<std::size_t>(n), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        BIO_set_retry_write(bio);
     return static_cast<int>(done);
 }
 
@@ -41,7 +43,8 @@ int socket_read(BIO* bio, char* into, int n) {
     BIO_clear_retry_flags(bio);
     const int socket = static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio)));
     const ssize_t done = ::recv(socket, into, static_cast<std::size_t>(n), MSG_DONTWAIT);
-    if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_read(bio);
+    if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        BIO_set_retry_read(bio);
     if (done == 0) BIO_set_flags(bio, BIO_FLAGS_IN_EOF);
     return static_cast<int>(done);
 }
@@ -115,10 +118,15 @@ class Session final : public TlsSession {
     TlsStatus status_of(int done) {
         if (done > 0) return TlsStatus::ok;
         switch (SSL_get_error(ssl_, done)) {
-            case SSL_ERROR_WANT_READ: return TlsStatus::want_read;
-            case SSL_ERROR_WANT_WRITE: return TlsStatus::want_write;
-            case SSL_ERROR_ZERO_RETURN: return TlsStatus::closed;
-            default: error_ = last_error(ssl_); return TlsStatus::failed;
+            case SSL_ERROR_WANT_READ:
+                return TlsStatus::want_read;
+            case SSL_ERROR_WANT_WRITE:
+                return TlsStatus::want_write;
+            case SSL_ERROR_ZERO_RETURN:
+                return TlsStatus::closed;
+            default:
+                error_ = last_error(ssl_);
+                return TlsStatus::failed;
         }
     }
 

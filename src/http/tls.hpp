@@ -1,4 +1,5 @@
-// TLS: the client's side of one TLS session on a non-blocking socket, without waiting. The caller waits and calls again.
+// TLS: the client's side of one TLS session on a non-blocking socket, without waiting. The caller
+// waits and calls again.
 #pragma once
 
 #include <cstddef>
@@ -26,12 +27,14 @@ class TlsSession {
     virtual TlsStatus read(char* into, std::size_t size, std::size_t& n) = 0;
     /// May take a part. After want_* the same bytes must be offered again.
     virtual TlsStatus write(std::string_view bytes, std::size_t& n) = 0;
-    /// True if nothing but session tickets came since the last read: the session can carry another request.
+    /// True if nothing but session tickets came since the last read: the session can carry another
+    /// request.
     virtual bool quiet() = 0;
     [[nodiscard]] virtual const std::string& error() const = 0;
 };
 
-/// Trust and settings of all sessions of a client: TLS 1.2 or newer, the system's CAs and those of `ca_file`, names verified.
+/// Trust and settings of all sessions of a client: TLS 1.2 or newer, the system's CAs and those of
+/// `ca_file`, names verified.
 class TlsContext {
   public:
     /// Null: `problem` says why (a `ca_file` that cannot be read).
@@ -40,7 +43,8 @@ class TlsContext {
     TlsContext(const TlsContext&) = delete;
     TlsContext& operator=(const TlsContext&) = delete;
     virtual ~TlsContext() = default;
-    /// A session on the connected non-blocking socket, which must outlive it. `host`: a name (sent as SNI) or an address.
+    /// A session on the connected non-blocking socket, which must outlive it. `host`: a name (sent
+    /// as SNI) or an address.
     virtual std::unique_ptr<TlsSession> session(int socket, const std::string& host) = 0;
 };
 

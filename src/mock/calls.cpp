@@ -29,24 +29,28 @@ void append_headers(std::string& out, std::string_view lines) {
 
 }  // namespace
 
-std::uint64_t Calls::add(const http::RequestHead& head, std::string_view model, std::string_view body,
-                         const base::Digest& digest) {
+std::uint64_t Calls::add(const http::RequestHead& head, std::string_view model,
+                         std::string_view body, const base::Digest& digest) {
+    body = body.substr(0, kept_body_max);
     std::string key(digest.view());
     key += head.path;
     const std::lock_guard lock(mutex_);
     const std::uint64_t number = ++total_;
     const auto found = by_body_.find(key);
-    if (found == by_body_.end() && (entries_.size() >= kept_bodies_max || kept_bytes_ + body.size() > kept_bytes_max)) {
+    if (found == by_body_.end() &&
+        (entries_.size() >= kept_bodies_max || kept_bytes_ + body.size() > kept_bytes_max)) {
         ++not_kept_;
         return number;
     }
     if (found == by_body_.end()) {
         by_body_.emplace(std::move(key), entries_.size());
         kept_bytes_ += body.size();
-        entries_.push_back({std::string(head.path), std::string(model), std::string(body.substr(0, kept_body_max)), digest, {}, {}});
+        entries_.push_back(
+            {std::string(head.path), std::string(model), std::string(body), digest, {}, 0, {}});
     }
     Entry& entry = found == by_body_.end() ? entries_.back() : entries_[found->second];
-    entry.numbers.push_back(number);
+    ++entry.count;
+    if (entry.numbers.size() < kept_numbers_max) entry.numbers.push_back(number);
     entry.headers.clear();
     for (const http::Header& header : head.headers) {
         entry.headers.append(header.name).append(":").append(header.value).append("\n");
@@ -62,7 +66,8 @@ std::uint64_t Calls::count_of_model(std::string_view model) {
 }
 
 bool Calls::matches(const Entry& entry, std::string_view contains, std::string_view model) {
-    return (model.empty() || entry.model == model) && entry.body.find(contains) != std::string::npos;
+    return (model.empty() || entry.model == model) &&
+           entry.body.find(contains) != std::string::npos;
 }
 
 std::uint64_t Calls::count(std::string_view contains, std::string_view model) const {
@@ -70,7 +75,7 @@ std::uint64_t Calls::count(std::string_view contains, std::string_view model) co
     if (contains.empty() && model.empty()) return total_;
     std::uint64_t sum = 0;
     for (const Entry& entry : entries_) {
-        if (matches(entry, contains, model)) sum += entry.numbers.size();
+        if (matches(entry, contains, model)) sum += entry.count;
     }
     return sum;
 }
@@ -84,7 +89,8 @@ std::string Calls::json(std::string_view contains, std::string_view model) const
         if (!matches(entry, contains, model)) continue;
         if (!first) out += ',';
         first = false;
-        out += "{\"sha256\":\"" + base::hex(entry.digest.view()) + "\",\"count\":" + std::to_string(entry.numbers.size()) + ",\"model\":";
+        out += "{\"sha256\":\"" + base::hex(entry.digest.view()) +
+               "\",\"count\":" + std::to_string(entry.count) + ",\"model\":";
         base::append_json_string(out, entry.model);
         out += ",\"path\":";
         base::append_json_string(out, entry.path);

@@ -19,13 +19,15 @@ namespace {
 constexpr unsigned threads_max = 64;
 
 base::Error wrong(std::string detail) {
-    return {.code = base::ErrorCode::invalid_argument, .detail = "mock-upstream: " + std::move(detail)};
+    return {.code = base::ErrorCode::invalid_argument,
+            .detail = "mock-upstream: " + std::move(detail)};
 }
 
 std::optional<std::uint64_t> number_up_to(std::string_view text, std::uint64_t max) {
     std::uint64_t value = 0;
     const auto [after, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (text.empty() || error != std::errc() || after != text.data() + text.size() || value > max) return std::nullopt;
+    if (text.empty() || error != std::errc() || after != text.data() + text.size() || value > max)
+        return std::nullopt;
     return value;
 }
 
@@ -61,11 +63,13 @@ class Worker {
     Worker& operator=(const Worker&) = delete;
 
     /// The port, once it listens.
-    base::Result<std::uint16_t> start(const std::string& host, std::uint16_t port, bool reuse_port) {
+    base::Result<std::uint16_t> start(const std::string& host, std::uint16_t port,
+                                      bool reuse_port) {
         std::promise<base::Result<std::uint16_t>> listening;
         auto result = listening.get_future();
         loop_.post([&] {
-            auto server = http::Server::listen(loop_, host, port, handler_, {}, counters_, reuse_port);
+            auto server =
+                http::Server::listen(loop_, host, port, handler_, {}, counters_, reuse_port);
             if (!server) {
                 listening.set_value(server.error());
                 return;
@@ -111,7 +115,8 @@ class Running final : public Server {
 
 base::Result<Options> parse_options(const std::vector<std::string>& arguments) {
     Options options;
-    constexpr std::array<std::string_view, 6> known{"--host", "--port", "--threads", "--latency", "--gap", "--length"};
+    constexpr std::array<std::string_view, 6> known{"--host",    "--port", "--threads",
+                                                    "--latency", "--gap",  "--length"};
     for (std::size_t i = 0; i < arguments.size(); ++i) {
         std::string name = arguments[i];
         std::string value;
@@ -127,7 +132,9 @@ base::Result<Options> parse_options(const std::vector<std::string>& arguments) {
             if (++i == arguments.size()) return wrong(name + " needs a value");
             value = arguments[i];
         }
-        const auto refused = [&](const char* expected) { return wrong(name + " '" + value + "' is not " + expected); };
+        const auto refused = [&](const char* expected) {
+            return wrong(name + " '" + value + "' is not " + expected);
+        };
         if (name == "--host") {
             options.host = value;
         } else if (name == "--port") {
@@ -189,7 +196,9 @@ Calls are counted: GET /calls (?contains=TEXT, ?model=NAME), DELETE /calls. POST
 int run(const std::vector<std::string>& arguments) {
     for (const std::string& argument : arguments) {
         if (argument != "--help" && argument != "-h") continue;
-        std::fputs(("semel mock-upstream: a pretended AI API that counts paid calls\n\n" + help()).c_str(), stdout);
+        std::fputs(
+            ("semel mock-upstream: a pretended AI API that counts paid calls\n\n" + help()).c_str(),
+            stdout);
         return 0;
     }
     const auto options = parse_options(arguments);

@@ -37,8 +37,8 @@ class Server {
     [[nodiscard]] virtual State& state() = 0;
 };
 
-/// `semel mock-upstream ARGUMENTS`: prints its address to stdout, serves until SIGINT or SIGTERM. An exit code: 0, 1 (address in
-/// use), 2 (wrong arguments). Call before any other thread exists.
+/// `semel mock-upstream ARGUMENTS`: prints its address to stdout, serves until SIGINT or SIGTERM.
+/// An exit code: 0, 1 (address in use), 2 (wrong arguments). Call before any other thread exists.
 int run(const std::vector<std::string>& arguments);
 std::string help();
 

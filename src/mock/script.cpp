@@ -6,12 +6,15 @@ namespace semel::mock {
 
 namespace {
 
-bool is_header_text(std::string_view text) { return text.find_first_of(std::string_view("\r\n\0", 3)) == std::string_view::npos; }
+bool is_header_text(std::string_view text) {
+    return text.find_first_of(std::string_view("\r\n\0", 3)) == std::string_view::npos;
+}
 
 }  // namespace
 
 std::optional<std::string> base64_decode(std::string_view text) {
-    static constexpr std::string_view alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    static constexpr std::string_view alphabet =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     if (text.size() % 4 != 0) return std::nullopt;
     std::size_t padding = 0;
     while (padding < 2 && !text.empty() && text.back() == '=') {
@@ -73,7 +76,8 @@ std::optional<Script> parse_script(std::string_view json) {
         for (const base::JsonMember& header : *headers) {
             const auto header_name = base::unescape(header.name);
             const auto value = base::json_string(header.value);
-            if (!header_name || !value || !is_header_text(*header_name) || !is_header_text(*value)) return std::nullopt;
+            if (!header_name || !value || !is_header_text(*header_name) || !is_header_text(*value))
+                return std::nullopt;
             script.headers += *header_name + ": " + *value + "\r\n";
         }
     }

@@ -1,4 +1,5 @@
-// Script: exact bytes that the pretended upstream answers for one model, registered by POST /script.
+// Script: exact bytes that the pretended upstream answers for one model, registered by POST
+// /script.
 #pragma once
 
 #include <chrono>
@@ -23,8 +24,9 @@ struct Script {
     End end = End::finish;
 };
 
-/// Reads {"model": "m", "chunks": ["base64", ...], "gap_ms": 0, "status": 200, "content_type": "...", "headers": {...},
-/// "end": "finish|cut|stall"}; all but model and chunks may be left out. Nullopt: it is not that.
+/// Reads {"model": "m", "chunks": ["base64", ...], "gap_ms": 0, "status": 200, "content_type":
+/// "...", "headers": {...}, "end": "finish|cut|stall"}; all but model and chunks may be left out.
+/// Nullopt: it is not that.
 std::optional<Script> parse_script(std::string_view json);
 
 /// Standard base64 with padding (RFC 4648 section 4). Nullopt: it is not that.

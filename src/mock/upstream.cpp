@@ -38,7 +38,8 @@ std::vector<std::string_view> parts_of(std::string_view model) {
 std::optional<std::uint64_t> number_of(std::string_view text) {
     std::uint64_t value = 0;
     const auto [after, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (text.empty() || error != std::errc() || after != text.data() + text.size()) return std::nullopt;
+    if (text.empty() || error != std::errc() || after != text.data() + text.size())
+        return std::nullopt;
     return value;
 }
 
@@ -86,9 +87,11 @@ std::uint64_t prompt_tokens_of(std::string_view messages) {
 }
 
 std::string usage_json(std::uint64_t prompt, std::uint64_t completion) {
-    return "{\"prompt_tokens\":" + std::to_string(prompt) + ",\"completion_tokens\":" + std::to_string(completion) +
+    return "{\"prompt_tokens\":" + std::to_string(prompt) +
+           ",\"completion_tokens\":" + std::to_string(completion) +
            ",\"total_tokens\":" + std::to_string(prompt + completion) +
-           ",\"prompt_tokens_details\":{\"cached_tokens\":0},\"completion_tokens_details\":{\"reasoning_tokens\":0}}";
+           ",\"prompt_tokens_details\":{\"cached_tokens\":0},\"completion_tokens_details\":{"
+           "\"reasoning_tokens\":0}}";
 }
 
 std::string error_json(std::string_view message, std::string_view type, std::string_view code) {
@@ -111,7 +114,8 @@ ResponseHead json_head(int status, std::uint64_t number = 0) {
 
 /// Everything of a chunk up to its delta.
 std::string chunk_begin(std::uint64_t number, std::string_view model) {
-    std::string out = "data: {\"id\":\"chatcmpl-" + std::to_string(number) + "\",\"object\":\"chat.completion.chunk\",\"created\":";
+    std::string out = "data: {\"id\":\"chatcmpl-" + std::to_string(number) +
+                      "\",\"object\":\"chat.completion.chunk\",\"created\":";
     out.append(created).append(",\"model\":");
     base::append_json_string(out, model);
     return out + ",\"choices\":[";
@@ -130,7 +134,8 @@ std::string query_value(std::string_view query, std::string_view name) {
         for (std::size_t i = 0; i < raw.size(); ++i) {
             unsigned byte = 0;
             if (raw[i] == '%' && i + 2 < raw.size() &&
-                std::from_chars(raw.data() + i + 1, raw.data() + i + 3, byte, 16).ptr == raw.data() + i + 3) {
+                std::from_chars(raw.data() + i + 1, raw.data() + i + 3, byte, 16).ptr ==
+                    raw.data() + i + 3) {
                 out += static_cast<char>(byte);
                 i += 2;
             } else {
@@ -148,7 +153,9 @@ Behaviour behaviour_of(std::string_view model, const Defaults& defaults) {
     using Kind = Behaviour::Kind;
     Behaviour out{.latency = defaults.latency, .gap = defaults.gap, .events = defaults.length};
     const auto parts = parts_of(model);
-    const auto number = [&](std::size_t i) { return i < parts.size() ? number_of(parts[i]) : std::nullopt; };
+    const auto number = [&](std::size_t i) {
+        return i < parts.size() ? number_of(parts[i]) : std::nullopt;
+    };
     const auto first = number(1);
     const auto with_events = [&](Kind kind) {
         if (!first || parts.size() != 2) return false;
@@ -170,8 +177,8 @@ Behaviour behaviour_of(std::string_view model, const Defaults& defaults) {
         out.status = static_cast<int>(*first);
     } else if (parts[0] == "big" && first && parts.size() == 2) {
         out.content_bytes = std::min(*first, content_max_bytes);
-    } else if (parts[0] == "fail" && first && parts.size() == 5 && parts[2] == "then" && parts[3] == "ok" && number(4) &&
-               is_status(*number(4))) {
+    } else if (parts[0] == "fail" && first && parts.size() == 5 && parts[2] == "then" &&
+               parts[3] == "ok" && number(4) && is_status(*number(4))) {
         out.failures = *first;
         out.status = static_cast<int>(*number(4));
     } else if (parts[0] == "cut") {
@@ -195,7 +202,9 @@ Task<> Upstream::handle(Exchange& exchange) {
     }
     const std::size_t version = path.find("/v1/");
     if (version == std::string_view::npos) {
-        co_await exchange.respond(json_head(404), error_json("no such path; this is semel mock-upstream", "invalid_request_error", "not_found"));
+        co_await exchange.respond(json_head(404),
+                                  error_json("no such path; this is semel mock-upstream",
+                                             "invalid_request_error", "not_found"));
         co_return;
     }
     const std::string_view resource = path.substr(version + 4);
@@ -211,7 +220,8 @@ Task<> Upstream::handle(Exchange& exchange) {
     constexpr std::string_view content = "/content";
     if (head.method == "GET" && resource.starts_with(files) && resource.ends_with(content) &&
         resource.size() > files.size() + content.size()) {
-        const auto bytes = number_of(resource.substr(files.size(), resource.size() - files.size() - content.size()));
+        const auto bytes = number_of(
+            resource.substr(files.size(), resource.size() - files.size() - content.size()));
         if (bytes && *bytes <= download_max_bytes) {
             co_await download(exchange, *bytes);
             co_return;
@@ -219,7 +229,8 @@ Task<> Upstream::handle(Exchange& exchange) {
     }
     if (head.method == "GET" && resource == "models") {
         co_await exchange.respond(json_head(200),
-                                  "{\"object\":\"list\",\"data\":[{\"id\":\"fast\",\"object\":\"model\",\"created\":1700000000,\"owned_by\":\"semel\"}]}");
+                                  "{\"object\":\"list\",\"data\":[{\"id\":\"fast\",\"object\":"
+                                  "\"model\",\"created\":1700000000,\"owned_by\":\"semel\"}]}");
         co_return;
     }
     std::string echo = "{\"object\":\"mock.echo\",\"method\":";
@@ -234,15 +245,19 @@ Task<> Upstream::completion(Exchange& exchange) {
     std::string body;
     const http::BodyStatus status = co_await exchange.read_body(body, body_max_bytes);
     if (status == http::BodyStatus::too_large) {
-        co_await exchange.respond(json_head(413), error_json("the body is larger than 256 MiB", "invalid_request_error", "too_large"));
+        co_await exchange.respond(json_head(413), error_json("the body is larger than 256 MiB",
+                                                             "invalid_request_error", "too_large"));
     }
     if (status != http::BodyStatus::ok) co_return;
     Call call{.model = "fast"};
     const auto members = base::top_level_members(body);
     if (members) {
-        if (const auto raw = base::find_member(*members, "model")) call.model = base::json_string(*raw).value_or("fast");
-        if (const auto raw = base::find_member(*members, "stream")) call.stream = base::json_bool(*raw).value_or(false);
-        if (const auto raw = base::find_member(*members, "messages")) call.prompt_tokens = prompt_tokens_of(*raw);
+        if (const auto raw = base::find_member(*members, "model"))
+            call.model = base::json_string(*raw).value_or("fast");
+        if (const auto raw = base::find_member(*members, "stream"))
+            call.stream = base::json_bool(*raw).value_or(false);
+        if (const auto raw = base::find_member(*members, "messages"))
+            call.prompt_tokens = prompt_tokens_of(*raw);
         const auto options = base::find_member(*members, "stream_options");
         const auto fields = options ? base::top_level_members(*options) : std::nullopt;
         const auto usage = fields ? base::find_member(*fields, "include_usage") : std::nullopt;
@@ -251,8 +266,9 @@ Task<> Upstream::completion(Exchange& exchange) {
     call.number = state_.calls.add(exchange.head(), call.model, body, base::sha256(body));
     body = {};
     if (!members) {
-        co_await exchange.respond(json_head(400, call.number),
-                                  error_json("the body is not a JSON object", "invalid_request_error", "invalid_json"));
+        co_await exchange.respond(
+            json_head(400, call.number),
+            error_json("the body is not a JSON object", "invalid_request_error", "invalid_json"));
         co_return;
     }
     if (auto script = state_.scripts.find(call.model)) {
@@ -260,12 +276,15 @@ Task<> Upstream::completion(Exchange& exchange) {
         co_return;
     }
     Behaviour behaviour = behaviour_of(call.model, defaults_);
-    if (behaviour.failures > 0 && state_.calls.count_of_model(call.model) <= behaviour.failures) behaviour.kind = Behaviour::Kind::error;
+    if (behaviour.failures > 0 && state_.calls.count_of_model(call.model) <= behaviour.failures)
+        behaviour.kind = Behaviour::Kind::error;
     if (behaviour.latency.count() > 0) co_await loop_.sleep_for(behaviour.latency);
     if (behaviour.kind == Behaviour::Kind::error) {
         ResponseHead head = json_head(behaviour.status, call.number);
         if (behaviour.status == 429 || behaviour.status == 503) head.add("Retry-After", "1");
-        co_await exchange.respond(head, error_json("upstream says no to call " + std::to_string(call.number), "mock_error", "mock"));
+        co_await exchange.respond(
+            head, error_json("upstream says no to call " + std::to_string(call.number),
+                             "mock_error", "mock"));
     } else if (behaviour.kind == Behaviour::Kind::close_after_read) {
         exchange.begin(json_head(200, call.number));
         exchange.cut();
@@ -282,7 +301,8 @@ Task<> Upstream::plain(Exchange& exchange, const Call& call, const Behaviour& be
         text += ' ';
         text.resize(std::max<std::size_t>(text.size(), behaviour.content_bytes), 'x');
     }
-    std::string body = "{\"id\":\"chatcmpl-" + std::to_string(call.number) + "\",\"object\":\"chat.completion\",\"created\":";
+    std::string body = "{\"id\":\"chatcmpl-" + std::to_string(call.number) +
+                       "\",\"object\":\"chat.completion\",\"created\":";
     body.append(created).append(",\"model\":");
     base::append_json_string(body, call.model);
     body += ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"";
@@ -327,7 +347,8 @@ Task<> Upstream::stream(Exchange& exchange, const Call& call, const Behaviour& b
         std::string event = begin;
         event += "{\"index\":0,\"delta\":{";
         if (i == 0) event += "\"role\":\"assistant\",";
-        event += "\"content\":\"call" + std::to_string(call.number) + " w" + std::to_string(i) + " é中🙂 \"},\"logprobs\":null,\"finish_reason\":null}";
+        event += "\"content\":\"call" + std::to_string(call.number) + " w" + std::to_string(i) +
+                 " é中🙂 \"},\"logprobs\":null,\"finish_reason\":null}";
         event += end;
         const bool taken = co_await exchange.write(event);
         if (!taken) co_return;
@@ -345,25 +366,34 @@ Task<> Upstream::stream(Exchange& exchange, const Call& call, const Behaviour& b
             co_await exchange.finish();
             co_return;
         case Kind::error_event:
-            co_await exchange.finish("data: {\"error\":{\"message\":\"overloaded\",\"type\":\"overloaded_error\",\"param\":null,\"code\":null}}\n\n");
+            co_await exchange.finish(
+                "data: "
+                "{\"error\":{\"message\":\"overloaded\",\"type\":\"overloaded_error\",\"param\":"
+                "null,\"code\":null}}\n\n");
             co_return;
         case Kind::normal:
         case Kind::error:
-        case Kind::close_after_read: break;
+        case Kind::close_after_read:
+            break;
     }
-    std::string last = begin + "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}";
+    std::string last =
+        begin + "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}";
     last += end;
     const bool taken = co_await exchange.write(last);
     if (!taken) co_return;
     if (call.include_usage) {
-        const std::string usage = begin + "],\"usage\":" + usage_json(call.prompt_tokens, std::uint64_t{behaviour.events} * 3) + "}\n\n";
+        const std::string usage =
+            begin +
+            "],\"usage\":" + usage_json(call.prompt_tokens, std::uint64_t{behaviour.events} * 3) +
+            "}\n\n";
         const bool usage_taken = co_await exchange.write(usage);
         if (!usage_taken) co_return;
     }
     co_await exchange.finish("data: [DONE]\n\n");
 }
 
-Task<> Upstream::scripted(Exchange& exchange, std::shared_ptr<const Script> script, std::uint64_t number) {
+Task<> Upstream::scripted(Exchange& exchange, std::shared_ptr<const Script> script,
+                          std::uint64_t number) {
     ResponseHead head;
     head.status = script->status;
     head.headers = script->headers;
@@ -376,9 +406,15 @@ Task<> Upstream::scripted(Exchange& exchange, std::shared_ptr<const Script> scri
         if (script->gap.count() > 0) co_await loop_.sleep_for(script->gap);
     }
     switch (script->end) {
-        case Script::End::finish: co_await exchange.finish(); break;
-        case Script::End::cut: exchange.cut(); break;
-        case Script::End::stall: co_await stall(exchange); break;
+        case Script::End::finish:
+            co_await exchange.finish();
+            break;
+        case Script::End::cut:
+            exchange.cut();
+            break;
+        case Script::End::stall:
+            co_await stall(exchange);
+            break;
     }
 }
 
@@ -399,11 +435,13 @@ Task<> Upstream::upload(Exchange& exchange) {
         if (piece.bytes.empty()) break;
         received += piece.bytes.size();
         hash.update(piece.bytes);
-        if (begin.size() < kept_of_uploads) begin += piece.bytes.substr(0, kept_of_uploads - begin.size());
+        if (begin.size() < kept_of_uploads)
+            begin += piece.bytes.substr(0, kept_of_uploads - begin.size());
     }
     const base::Digest digest = hash.finish();
     const std::uint64_t number = state_.calls.add(exchange.head(), "", begin, digest);
-    const std::string answer = "{\"received_bytes\":" + std::to_string(received) + ",\"sha256\":\"" + base::hex(digest.view()) +
+    const std::string answer = "{\"received_bytes\":" + std::to_string(received) +
+                               ",\"sha256\":\"" + base::hex(digest.view()) +
                                "\",\"call\":" + std::to_string(number) + "}";
     co_await exchange.respond(json_head(200, number), answer);
 }
@@ -428,7 +466,8 @@ Task<> Upstream::control(Exchange& exchange) {
         co_await exchange.respond(json_head(200), "{\"status\":\"ok\"}");
     } else if (head.path == "/calls" && head.method == "GET") {
         co_await exchange.respond(json_head(200),
-                                  state_.calls.json(query_value(head.query, "contains"), query_value(head.query, "model")));
+                                  state_.calls.json(query_value(head.query, "contains"),
+                                                    query_value(head.query, "model")));
     } else if (head.path == "/calls" && head.method == "DELETE") {
         state_.calls.reset();
         co_await exchange.respond(json_head(200), "{\"total\":0}");
@@ -439,18 +478,25 @@ Task<> Upstream::control(Exchange& exchange) {
         std::string body;
         const http::BodyStatus status = co_await exchange.read_body(body, body_max_bytes);
         if (status != http::BodyStatus::ok) {
-            if (status == http::BodyStatus::too_large) co_await exchange.respond(json_head(413), error_json("too large", "mock", "too_large"));
+            if (status == http::BodyStatus::too_large)
+                co_await exchange.respond(json_head(413),
+                                          error_json("too large", "mock", "too_large"));
             co_return;
         }
         auto script = parse_script(body);
         if (!script) {
-            co_await exchange.respond(json_head(400), error_json("a script is {\"model\": \"m\", \"chunks\": [\"base64\", ...]}", "mock", "bad_script"));
+            co_await exchange.respond(
+                json_head(400),
+                error_json("a script is {\"model\": \"m\", \"chunks\": [\"base64\", ...]}", "mock",
+                           "bad_script"));
             co_return;
         }
         state_.scripts.put(std::move(*script));
         co_await exchange.respond(json_head(200), "{\"registered\":true}");
     } else {
-        co_await exchange.respond(json_head(405), error_json("use GET or DELETE /calls, POST or DELETE /script", "mock", "method"));
+        co_await exchange.respond(
+            json_head(405),
+            error_json("use GET or DELETE /calls, POST or DELETE /script", "mock", "method"));
     }
 }
 

@@ -1,4 +1,5 @@
-// Upstream: a pretended AI API of the OpenAI dialect. The model's name says how it behaves; nothing is random.
+// Upstream: a pretended AI API of the OpenAI dialect. The model's name says how it behaves; nothing
+// is random.
 #pragma once
 
 #include <chrono>
@@ -17,21 +18,30 @@ using std::chrono::milliseconds;
 
 /// What a model does whose name says nothing else.
 struct Defaults {
-    milliseconds latency{0};  ///< Before the head of an answer.
-    milliseconds gap{0};      ///< Between two events of a stream.
-    std::uint32_t length = 5; ///< Events of a stream.
+    milliseconds latency{0};   ///< Before the head of an answer.
+    milliseconds gap{0};       ///< Between two events of a stream.
+    std::uint32_t length = 5;  ///< Events of a stream.
 };
 
 /// How one call is answered, read from the model's name (docs/reference/mock-upstream.md).
 struct Behaviour {
-    enum class Kind { normal, error, cut, error_event, no_terminator, close_after_read, stall, short_body };
+    enum class Kind {
+        normal,
+        error,
+        cut,
+        error_event,
+        no_terminator,
+        close_after_read,
+        stall,
+        short_body
+    };
     Kind kind = Kind::normal;
     milliseconds latency{0};
     milliseconds gap{0};
     std::uint32_t events = 5;
-    int status = 500;                   ///< error
-    std::uint64_t content_bytes = 0;    ///< big: size of the answer's text; 0: the usual sentence.
-    std::uint64_t failures = 0;         ///< fail-N-then-ok-STATUS: so many calls get `status`.
+    int status = 500;                 ///< error
+    std::uint64_t content_bytes = 0;  ///< big: size of the answer's text; 0: the usual sentence.
+    std::uint64_t failures = 0;       ///< fail-N-then-ok-STATUS: so many calls get `status`.
 };
 Behaviour behaviour_of(std::string_view model, const Defaults& defaults);
 
@@ -44,7 +54,8 @@ struct State {
 /// For one loop. `loop` and `state` must outlive it.
 class Upstream final : public http::Handler {
   public:
-    Upstream(runtime::Loop& loop, State& state, Defaults defaults) : loop_(loop), state_(state), defaults_(defaults) {}
+    Upstream(runtime::Loop& loop, State& state, Defaults defaults)
+        : loop_(loop), state_(state), defaults_(defaults) {}
     http::Task<> handle(http::Exchange& exchange) override;
 
   private:
@@ -59,7 +70,8 @@ class Upstream final : public http::Handler {
     http::Task<> completion(http::Exchange& exchange);
     http::Task<> plain(http::Exchange& exchange, const Call& call, const Behaviour& behaviour);
     http::Task<> stream(http::Exchange& exchange, const Call& call, const Behaviour& behaviour);
-    http::Task<> scripted(http::Exchange& exchange, std::shared_ptr<const Script> script, std::uint64_t number);
+    http::Task<> scripted(http::Exchange& exchange, std::shared_ptr<const Script> script,
+                          std::uint64_t number);
     http::Task<> upload(http::Exchange& exchange);
     http::Task<> download(http::Exchange& exchange, std::uint64_t bytes);
     http::Task<> control(http::Exchange& exchange);

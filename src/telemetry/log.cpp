@@ -14,11 +14,16 @@ namespace {
 
 spdlog::level::level_enum vendor_level(Level level) {
     switch (level) {
-        case Level::debug: return spdlog::level::debug;
-        case Level::info: return spdlog::level::info;
-        case Level::warn: return spdlog::level::warn;
-        case Level::error: return spdlog::level::err;
-        case Level::off: return spdlog::level::off;
+        case Level::debug:
+            return spdlog::level::debug;
+        case Level::info:
+            return spdlog::level::info;
+        case Level::warn:
+            return spdlog::level::warn;
+        case Level::error:
+            return spdlog::level::err;
+        case Level::off:
+            return spdlog::level::off;
     }
     return spdlog::level::info;
 }
@@ -26,7 +31,8 @@ spdlog::level::level_enum vendor_level(Level level) {
 spdlog::logger& logger() {
     static spdlog::logger instance = [] {
         spdlog::logger made("semel", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-        made.set_formatter(std::make_unique<spdlog::pattern_formatter>("%Y-%m-%dT%H:%M:%S.%eZ %l %v", spdlog::pattern_time_type::utc));
+        made.set_formatter(std::make_unique<spdlog::pattern_formatter>(
+            "%Y-%m-%dT%H:%M:%S.%eZ %l %v", spdlog::pattern_time_type::utc));
         made.set_level(spdlog::level::info);
         made.flush_on(spdlog::level::trace);
         return made;
@@ -36,7 +42,8 @@ spdlog::logger& logger() {
 
 void append_text(std::string& out, std::string_view text) {
     const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
-        return static_cast<unsigned char>(c) > 0x20 && c != 0x7F && c != '"' && c != '=' && c != '\\';
+        return static_cast<unsigned char>(c) > 0x20 && c != 0x7F && c != '"' && c != '=' &&
+               c != '\\';
     });
     if (plain) {
         out += text;
@@ -72,8 +79,11 @@ void append_number(std::string& out, Number value) {
 void set_level(Level level) { logger().set_level(vendor_level(level)); }
 
 bool set_level(std::string_view text) {
-    constexpr std::pair<std::string_view, Level> levels[] = {
-        {"debug", Level::debug}, {"info", Level::info}, {"warn", Level::warn}, {"error", Level::error}, {"off", Level::off}};
+    constexpr std::pair<std::string_view, Level> levels[] = {{"debug", Level::debug},
+                                                             {"info", Level::info},
+                                                             {"warn", Level::warn},
+                                                             {"error", Level::error},
+                                                             {"off", Level::off}};
     for (const auto& [name, level] : levels) {
         if (name != text) continue;
         set_level(level);

@@ -1,4 +1,5 @@
-// One structured line per decision, to stderr. Never a prompt, an answer, a credential or a raw key.
+// One structured line per decision, to stderr. Never a prompt, an answer, a credential or a raw
+// key.
 #pragma once
 
 #include <concepts>
@@ -37,13 +38,17 @@ bool set_level(std::string_view text);
 
 /// "2026-01-31T12:00:00.123Z info EVENT key=value ...". `event` is a constant such as "lease.lost".
 void write(Level level, std::string_view event, Fields fields);
-inline void debug(std::string_view event, Fields fields = {}) { write(Level::debug, event, fields); }
+inline void debug(std::string_view event, Fields fields = {}) {
+    write(Level::debug, event, fields);
+}
 inline void info(std::string_view event, Fields fields = {}) { write(Level::info, event, fields); }
 inline void warn(std::string_view event, Fields fields = {}) { write(Level::warn, event, fields); }
-inline void error(std::string_view event, Fields fields = {}) { write(Level::error, event, fields); }
+inline void error(std::string_view event, Fields fields = {}) {
+    write(Level::error, event, fields);
+}
 
-/// What follows the level in a line. A value with blanks, quotes, '=' or control characters is quoted and escaped, so that no
-/// value can forge a field or a line.
+/// What follows the level in a line. A value with blanks, quotes, '=' or control characters is
+/// quoted and escaped, so that no value can forge a field or a line.
 std::string format(std::string_view event, Fields fields);
 
 }  // namespace semel::log

@@ -16,16 +16,20 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-constexpr std::array<std::string_view, Metrics::routes> route_names{"/v1/chat/completions", "/api/chat", "/api/chat/*", "/v1/*",
-                                                                    "other"};
+constexpr std::array<std::string_view, Metrics::routes> route_names{
+    "/v1/chat/completions", "/api/chat", "/api/chat/*", "/v1/*", "other"};
 static_assert(static_cast<std::size_t>(Route::other) + 1 == Metrics::routes);
 constexpr std::array<std::string_view, Metrics::outcomes> outcome_names{
-    "executed", "joined",   "replayed",        "taken_over",  "passed",      "accepted",     "in_flight", "mismatch",    "unknown",
-    "attempts_used_up", "not_kept", "upstream_failed", "client_gone", "bad_request", "unauthorized", "not_found", "unavailable", "served"};
+    "executed",  "joined",          "replayed",    "taken_over",  "passed",
+    "accepted",  "in_flight",       "mismatch",    "unknown",     "attempts_used_up",
+    "not_kept",  "upstream_failed", "client_gone", "bad_request", "unauthorized",
+    "not_found", "unavailable",     "served"};
 static_assert(static_cast<std::size_t>(RequestOutcome::served) + 1 == Metrics::outcomes);
-constexpr std::array<std::string_view, Metrics::reasons> reason_names{"no_key", "route", "mode", "encoding"};
+constexpr std::array<std::string_view, Metrics::reasons> reason_names{"no_key", "route", "mode",
+                                                                      "encoding"};
 static_assert(static_cast<std::size_t>(Unprotected::encoding) + 1 == Metrics::reasons);
-constexpr std::array<std::string_view, Metrics::token_kinds> token_names{"input", "output", "cached", "reasoning"};
+constexpr std::array<std::string_view, Metrics::token_kinds> token_names{"input", "output",
+                                                                         "cached", "reasoning"};
 static_assert(static_cast<std::size_t>(Tokens::reasoning) + 1 == Metrics::token_kinds);
 
 struct Description {
@@ -34,28 +38,49 @@ struct Description {
     MetricType type = MetricType::Counter;
 };
 
-constexpr Description requests_family{"semel_requests_total", "Requests by route and by how they ended."};
-constexpr Description unprotected_family{"semel_unprotected_total", "Calls passed to an upstream without a record, by reason."};
-constexpr Description tokens_family{"semel_tokens_total", "Tokens that upstreams stated in answers paid for, by kind."};
-constexpr Description upstream_family{"semel_upstream_seconds", "Upstream calls from start to last byte or failure.", MetricType::Histogram};
-constexpr Description first_byte_family{"semel_first_byte_seconds", "Upstream calls from start to the head of the answer.", MetricType::Histogram};
-constexpr Description build_family{"semel_build_info", "Always 1; the label names the version.", MetricType::Gauge};
-constexpr Description bodies_family{"semel_memory_bodies_bytes", "Request and answer bytes held in memory (limit: memory.bodies).", MetricType::Gauge};
-constexpr Description joiners_family{"semel_joiners", "Requests that wait for or follow another request's call.", MetricType::Gauge};
-constexpr Description running_family{"semel_running", "Upstream calls that run.", MetricType::Gauge};
+constexpr Description requests_family{"semel_requests_total",
+                                      "Requests by route and by how they ended."};
+constexpr Description unprotected_family{
+    "semel_unprotected_total", "Calls passed to an upstream without a record, by reason."};
+constexpr Description tokens_family{"semel_tokens_total",
+                                    "Tokens that upstreams stated in answers paid for, by kind."};
+constexpr Description upstream_family{"semel_upstream_seconds",
+                                      "Upstream calls from start to last byte or failure.",
+                                      MetricType::Histogram};
+constexpr Description first_byte_family{"semel_first_byte_seconds",
+                                        "Upstream calls from start to the head of the answer.",
+                                        MetricType::Histogram};
+constexpr Description build_family{"semel_build_info", "Always 1; the label names the version.",
+                                   MetricType::Gauge};
+constexpr Description bodies_family{
+    "semel_memory_bodies_bytes", "Request and answer bytes held in memory (limit: memory.bodies).",
+    MetricType::Gauge};
+constexpr Description joiners_family{
+    "semel_joiners", "Requests that wait for or follow another request's call.", MetricType::Gauge};
+constexpr Description running_family{"semel_running", "Upstream calls that run.",
+                                     MetricType::Gauge};
 
 struct OwnCounter {
     Description description;
     Counter Metrics::* counter;
 };
 constexpr OwnCounter own_counters[] = {
-    {{"semel_paid_maybe_twice_total", "Calls repeated although an earlier one may have been processed."}, &Metrics::paid_maybe_twice},
-    {{"semel_record_pending_total", "Answers given to their client before the record was confirmed."}, &Metrics::record_pending},
-    {{"semel_answers_not_kept_total", "Answers above record.max_bytes, recorded without body."}, &Metrics::answers_not_kept},
-    {{"semel_usage_unknown_total", "Complete answers in which the upstream stated no usage."}, &Metrics::usage_unknown},
-    {{"semel_user_header_ignored_total", "X-User-Id headers of clients that may not name users."}, &Metrics::user_header_ignored},
-    {{"semel_observed_duplicates_total", "Duplicates seen on routes under mode: observe."}, &Metrics::observed_duplicates},
-    {{"semel_abandoned_calls_total", "Calls ended early because their client had left."}, &Metrics::abandoned_calls},
+    {{"semel_paid_maybe_twice_total",
+      "Calls repeated although an earlier one may have been processed."},
+     &Metrics::paid_maybe_twice},
+    {{"semel_record_pending_total",
+      "Answers given to their client before the record was confirmed."},
+     &Metrics::record_pending},
+    {{"semel_answers_not_kept_total", "Answers above record.max_bytes, recorded without body."},
+     &Metrics::answers_not_kept},
+    {{"semel_usage_unknown_total", "Complete answers in which the upstream stated no usage."},
+     &Metrics::usage_unknown},
+    {{"semel_user_header_ignored_total", "X-User-Id headers of clients that may not name users."},
+     &Metrics::user_header_ignored},
+    {{"semel_observed_duplicates_total", "Duplicates seen on routes under mode: observe."},
+     &Metrics::observed_duplicates},
+    {{"semel_abandoned_calls_total", "Calls ended early because their client had left."},
+     &Metrics::abandoned_calls},
 };
 
 /// What other modules count and this one only shows.
@@ -63,33 +88,41 @@ constexpr Description watched[] = {
     {"semel_grants_total", "Attempts granted, retries and takeovers included."},
     {"semel_retries_total", "Grants after a failed attempt."},
     {"semel_takeovers_total", "Grants after an owner died."},
-    {"semel_takeovers_after_start_total", "Takeovers whose former owner had already sent its call: a possible second payment."},
+    {"semel_takeovers_after_start_total",
+     "Takeovers whose former owner had already sent its call: a possible second payment."},
     {"semel_replays_total", "Acquires answered with a recorded answer."},
     {"semel_mismatches_total", "Acquires refused because the id names another request."},
     {"semel_in_flight_total", "Acquires that met a living owner."},
-    {"semel_unknown_outcomes_total", "Acquires that met an unknown outcome under on_unknown: hold."},
+    {"semel_unknown_outcomes_total",
+     "Acquires that met an unknown outcome under on_unknown: hold."},
     {"semel_exhausted_total", "Acquires refused because the attempts are used up."},
     {"semel_renewals_total", "Leases renewed."},
     {"semel_leases_lost_total", "Leases that ran out or were taken over while their owner worked."},
     {"semel_leases", "Leases held now.", MetricType::Gauge},
     {"semel_fenced_total", "Writes refused because a newer token exists."},
-    {"semel_claim_lost_total", "Claims that the store had lost and that were made anew at complete."},
+    {"semel_claim_lost_total",
+     "Claims that the store had lost and that were made anew at complete."},
     {"semel_store_errors_total", "Store operations that failed or whose result is not known."},
-    {"semel_settled_acquires_total", "Acquires without a reply whose possible lease was given back."},
+    {"semel_settled_acquires_total",
+     "Acquires without a reply whose possible lease was given back."},
     {"semel_swept_total", "Dead leases settled by the sweeper."},
     {"semel_purged_total", "Expired records removed."},
     {"semel_store_batches_total", "Batches written to the store."},
     {"semel_store_operations_total", "Operations in these batches."},
-    {"semel_spooled_total", "Answers put into the spool because the store did not take them in time."},
+    {"semel_spooled_total",
+     "Answers put into the spool because the store did not take them in time."},
     {"semel_spool_delivered_total", "Spooled answers that reached their record."},
-    {"semel_spool_overtaken_total", "Spooled answers dropped because a later attempt had been granted."},
+    {"semel_spool_overtaken_total",
+     "Spooled answers dropped because a later attempt had been granted."},
     {"semel_spool_entries", "Answers in the spool now.", MetricType::Gauge},
-    {"semel_hot_record_bytes", "Recorded answers kept in memory (limit: memory.hot_records).", MetricType::Gauge},
+    {"semel_hot_record_bytes", "Recorded answers kept in memory (limit: memory.hot_records).",
+     MetricType::Gauge},
     {"semel_clock_jumps_total", "Jumps of the machine's clock that were noticed."},
     {"semel_http_connections_total", "Connections accepted on the API and admin addresses."},
     {"semel_http_connections_open", "Connections open now.", MetricType::Gauge},
     {"semel_http_rejected_requests_total", "Requests refused by the HTTP parser or a limit."},
-    {"semel_http_accept_errors_total", "Accepts that failed, such as for want of file descriptors."},
+    {"semel_http_accept_errors_total",
+     "Accepts that failed, such as for want of file descriptors."},
 };
 
 MetricFamily family(const Description& description) {
@@ -107,7 +140,8 @@ ClientMetric sample(MetricType type, double value, std::vector<ClientMetric::Lab
     return metric;
 }
 
-MetricFamily single(const Description& description, double value, std::vector<ClientMetric::Label> labels = {}) {
+MetricFamily single(const Description& description, double value,
+                    std::vector<ClientMetric::Label> labels = {}) {
     MetricFamily out = family(description);
     out.metric.push_back(sample(description.type, value, std::move(labels)));
     return out;
@@ -135,16 +169,20 @@ MetricFamily histogram(const Description& description, const Histogram& histogra
 
 void Histogram::observe(std::chrono::nanoseconds duration) {
     const double seconds = std::chrono::duration<double>(duration).count();
-    const auto bucket = std::lower_bound(bounds_seconds.begin(), bounds_seconds.end(), seconds) - bounds_seconds.begin();
+    const auto bucket = std::lower_bound(bounds_seconds.begin(), bounds_seconds.end(), seconds) -
+                        bounds_seconds.begin();
     counts_[static_cast<std::size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
     const auto us = std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
     sum_us_.fetch_add(us > 0 ? static_cast<std::uint64_t>(us) : 0, std::memory_order_relaxed);
 }
 
-double Histogram::sum_seconds() const { return static_cast<double>(sum_us_.load(std::memory_order_relaxed)) / 1e6; }
+double Histogram::sum_seconds() const {
+    return static_cast<double>(sum_us_.load(std::memory_order_relaxed)) / 1e6;
+}
 
 void Metrics::watch(std::string_view name, std::function<std::uint64_t()> read) {
-    const auto found = std::find_if(std::begin(watched), std::end(watched), [&](const Description& d) { return d.name == name; });
+    const auto found = std::find_if(std::begin(watched), std::end(watched),
+                                    [&](const Description& d) { return d.name == name; });
     SEMEL_ASSERT(found != std::end(watched), "only metrics of the documented list can be watched");
     const std::lock_guard lock(mutex_);
     watched_.emplace_back(found->name, std::move(read));
@@ -159,20 +197,23 @@ std::string Metrics::render() const {
         for (std::size_t outcome = 0; outcome < outcomes; ++outcome) {
             const std::uint64_t value = requests_[route * outcomes + outcome].value();
             if (value == 0) continue;  // most pairs cannot happen
-            by_route.metric.push_back(sample(requests_family.type, static_cast<double>(value),
-                                             {label("route", route_names[route]), label("outcome", outcome_names[outcome])}));
+            by_route.metric.push_back(sample(
+                requests_family.type, static_cast<double>(value),
+                {label("route", route_names[route]), label("outcome", outcome_names[outcome])}));
         }
     }
     families.push_back(std::move(by_route));
     MetricFamily by_reason = family(unprotected_family);
     for (std::size_t i = 0; i < reasons; ++i) {
-        by_reason.metric.push_back(
-            sample(unprotected_family.type, static_cast<double>(unprotected_[i].value()), {label("reason", reason_names[i])}));
+        by_reason.metric.push_back(sample(unprotected_family.type,
+                                          static_cast<double>(unprotected_[i].value()),
+                                          {label("reason", reason_names[i])}));
     }
     families.push_back(std::move(by_reason));
     MetricFamily by_kind = family(tokens_family);
     for (std::size_t i = 0; i < token_kinds; ++i) {
-        by_kind.metric.push_back(sample(tokens_family.type, static_cast<double>(tokens_[i].value()), {label("kind", token_names[i])}));
+        by_kind.metric.push_back(sample(tokens_family.type, static_cast<double>(tokens_[i].value()),
+                                        {label("kind", token_names[i])}));
     }
     families.push_back(std::move(by_kind));
 
@@ -182,7 +223,8 @@ std::string Metrics::render() const {
     families.push_back(single(running_family, static_cast<double>(running.value())));
     families.push_back(single(bodies_family, static_cast<double>(bodies_bytes.value())));
     for (const OwnCounter& own : own_counters) {
-        families.push_back(single(own.description, static_cast<double>((this->*own.counter).value())));
+        families.push_back(
+            single(own.description, static_cast<double>((this->*own.counter).value())));
     }
     const std::lock_guard lock(mutex_);
     for (const Description& description : watched) {
@@ -206,8 +248,9 @@ std::vector<std::string_view> Metrics::watched_names() {
 std::vector<std::string_view> Metrics::names() {
     std::vector<std::string_view> out = watched_names();
     for (const OwnCounter& own : own_counters) out.push_back(own.description.name);
-    for (const Description& description : {build_family, requests_family, unprotected_family, tokens_family, upstream_family,
-                                           first_byte_family, joiners_family, running_family, bodies_family}) {
+    for (const Description& description :
+         {build_family, requests_family, unprotected_family, tokens_family, upstream_family,
+          first_byte_family, joiners_family, running_family, bodies_family}) {
         out.push_back(description.name);
     }
     std::sort(out.begin(), out.end());

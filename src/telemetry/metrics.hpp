@@ -1,4 +1,5 @@
-// Metrics: what the process counts. The hot path is one relaxed atomic addition; all else happens when somebody scrapes.
+// Metrics: what the process counts. The hot path is one relaxed atomic addition; all else happens
+// when somebody scrapes.
 #pragma once
 
 #include <array>
@@ -36,11 +37,15 @@ class Gauge {
 /// Durations, in buckets from a millisecond to ten minutes.
 class Histogram {
   public:
-    static constexpr std::array<double, 18> bounds_seconds{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
-                                                           1,     2.5,    5,     10,   30,    60,   120, 300,  600};
+    static constexpr std::array<double, 18> bounds_seconds{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+                                                           0.1,   0.25,   0.5,   1,    2.5,   5,
+                                                           10,    30,     60,    120,  300,   600};
     void observe(std::chrono::nanoseconds duration);
-    /// Of bucket `i`; the last one, bounds_seconds.size(), holds what is longer than all bounds. Not cumulative.
-    [[nodiscard]] std::uint64_t count(std::size_t i) const { return counts_[i].load(std::memory_order_relaxed); }
+    /// Of bucket `i`; the last one, bounds_seconds.size(), holds what is longer than all bounds.
+    /// Not cumulative.
+    [[nodiscard]] std::uint64_t count(std::size_t i) const {
+        return counts_[i].load(std::memory_order_relaxed);
+    }
     [[nodiscard]] double sum_seconds() const;
 
   private:
@@ -58,24 +63,24 @@ enum class Route : std::uint8_t {
 };
 /// Label `outcome`: how the request ended.
 enum class RequestOutcome : std::uint8_t {
-    executed,         ///< This request's own call was answered 2xx.
-    joined,           ///< It got the bytes of a call that already ran.
-    replayed,         ///< It got a recorded answer.
-    taken_over,       ///< Executed after another owner had died.
-    passed,           ///< Passed through without a record.
-    accepted,         ///< 202: it runs.
-    in_flight,        ///< 409: it still runs.
-    mismatch,         ///< 422: the id names another request.
-    unknown,          ///< 409: the outcome is unknown and held.
-    attempts_used_up, ///< 409: max_paid_attempts.
-    not_kept,         ///< 409: the answer was too large to keep.
-    upstream_failed,  ///< The upstream answered an error, or not at all, or was cut.
-    client_gone,      ///< The client left before the end.
-    bad_request,      ///< Refused by this gateway as malformed or too large.
-    unauthorized,     ///< 401 or 403 of this gateway.
-    not_found,        ///< 404 of this gateway.
-    unavailable,      ///< 503: the store cannot be asked, memory is used up, or the process stops.
-    served,           ///< Status and sessions.
+    executed,          ///< This request's own call was answered 2xx.
+    joined,            ///< It got the bytes of a call that already ran.
+    replayed,          ///< It got a recorded answer.
+    taken_over,        ///< Executed after another owner had died.
+    passed,            ///< Passed through without a record.
+    accepted,          ///< 202: it runs.
+    in_flight,         ///< 409: it still runs.
+    mismatch,          ///< 422: the id names another request.
+    unknown,           ///< 409: the outcome is unknown and held.
+    attempts_used_up,  ///< 409: max_paid_attempts.
+    not_kept,          ///< 409: the answer was too large to keep.
+    upstream_failed,   ///< The upstream answered an error, or not at all, or was cut.
+    client_gone,       ///< The client left before the end.
+    bad_request,       ///< Refused by this gateway as malformed or too large.
+    unauthorized,      ///< 401 or 403 of this gateway.
+    not_found,         ///< 404 of this gateway.
+    unavailable,       ///< 503: the store cannot be asked, memory is used up, or the process stops.
+    served,            ///< Status and sessions.
 };
 /// Label `reason`: why a call went to the upstream without protection.
 enum class Unprotected : std::uint8_t {
@@ -100,26 +105,31 @@ class Metrics {
     static constexpr std::size_t token_kinds = 4;
 
     Counter& requests(Route route, RequestOutcome outcome) {
-        return requests_[static_cast<std::size_t>(route) * outcomes + static_cast<std::size_t>(outcome)];
+        return requests_[static_cast<std::size_t>(route) * outcomes +
+                         static_cast<std::size_t>(outcome)];
     }
-    Counter& unprotected(Unprotected reason) { return unprotected_[static_cast<std::size_t>(reason)]; }
+    Counter& unprotected(Unprotected reason) {
+        return unprotected_[static_cast<std::size_t>(reason)];
+    }
     Counter& tokens(Tokens kind) { return tokens_[static_cast<std::size_t>(kind)]; }
 
-    Histogram upstream_seconds;    ///< Of each upstream call, from its start to its last byte or failure.
+    Histogram
+        upstream_seconds;  ///< Of each upstream call, from its start to its last byte or failure.
     Histogram first_byte_seconds;  ///< From a call's start to the head of its answer.
     Gauge joiners;                 ///< Requests that wait for or follow another request's call.
     Gauge running;                 ///< Upstream calls that run.
     Gauge bodies_bytes;            ///< Of memory.bodies in use.
-    Counter record_pending;        ///< Answers given to the client before their record was confirmed.
-    Counter answers_not_kept;      ///< Answers above record.max_bytes.
-    Counter usage_unknown;         ///< Complete answers without usage.
-    Counter user_header_ignored;   ///< X-User-Id of clients that may not name users.
-    Counter observed_duplicates;   ///< Duplicates seen under mode: observe.
-    Counter paid_maybe_twice;      ///< Calls repeated although an earlier one may have been processed.
-    Counter abandoned_calls;       ///< Calls ended at finish_limit or by on_disconnect: cancel.
+    Counter record_pending;    ///< Answers given to the client before their record was confirmed.
+    Counter answers_not_kept;  ///< Answers above record.max_bytes.
+    Counter usage_unknown;     ///< Complete answers without usage.
+    Counter user_header_ignored;  ///< X-User-Id of clients that may not name users.
+    Counter observed_duplicates;  ///< Duplicates seen under mode: observe.
+    Counter paid_maybe_twice;  ///< Calls repeated although an earlier one may have been processed.
+    Counter abandoned_calls;   ///< Calls ended at finish_limit or by on_disconnect: cancel.
 
-    /// Has `read` called at each scrape for the metric `name` (one of watched_names()), on the scraping thread; several readers
-    /// of one name are added up. What it reads must outlive this object.
+    /// Has `read` called at each scrape for the metric `name` (one of watched_names()), on the
+    /// scraping thread; several readers of one name are added up. What it reads must outlive this
+    /// object.
     void watch(std::string_view name, std::function<std::uint64_t()> read);
 
     /// The text that Prometheus scrapes (format 0.0.4).
@@ -134,7 +144,8 @@ class Metrics {
     std::array<Counter, reasons> unprotected_;
     std::array<Counter, token_kinds> tokens_;
     mutable std::mutex mutex_;
-    std::vector<std::pair<std::string_view, std::function<std::uint64_t()>>> watched_;  // guarded by mutex_
+    std::vector<std::pair<std::string_view, std::function<std::uint64_t()>>>
+        watched_;  // guarded by mutex_
 };
 
 }  // namespace semel::telemetry

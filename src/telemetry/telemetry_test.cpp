@@ -13,7 +13,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-bool has_line(const std::string& text, const std::string& line) { return ("\n" + text).find("\n" + line + "\n") != std::string::npos; }
+bool has_line(const std::string& text, const std::string& line) {
+    return ("\n" + text).find("\n" + line + "\n") != std::string::npos;
+}
 
 TEST(Metrics, renders_what_was_counted_with_its_labels) {
     Metrics metrics;
@@ -26,8 +28,11 @@ TEST(Metrics, renders_what_was_counted_with_its_labels) {
     metrics.joiners.sub(2);
     metrics.usage_unknown.add();
     const std::string text = metrics.render();
-    EXPECT_TRUE(has_line(text, "semel_requests_total{route=\"/v1/chat/completions\",outcome=\"executed\"} 3")) << text;
-    EXPECT_TRUE(has_line(text, "semel_requests_total{route=\"other\",outcome=\"served\"} 1")) << text;
+    EXPECT_TRUE(has_line(
+        text, "semel_requests_total{route=\"/v1/chat/completions\",outcome=\"executed\"} 3"))
+        << text;
+    EXPECT_TRUE(has_line(text, "semel_requests_total{route=\"other\",outcome=\"served\"} 1"))
+        << text;
     EXPECT_TRUE(has_line(text, "semel_unprotected_total{reason=\"no_key\"} 4")) << text;
     EXPECT_TRUE(has_line(text, "semel_unprotected_total{reason=\"encoding\"} 0")) << text;
     EXPECT_TRUE(has_line(text, "semel_tokens_total{kind=\"reasoning\"} 17")) << text;
@@ -40,7 +45,7 @@ TEST(Metrics, renders_what_was_counted_with_its_labels) {
 
 TEST(Metrics, histograms_put_each_duration_into_the_first_bucket_that_holds_it) {
     Metrics metrics;
-    metrics.upstream_seconds.observe(1ms);     // on the bound
+    metrics.upstream_seconds.observe(1ms);  // on the bound
     metrics.upstream_seconds.observe(1100us);
     metrics.upstream_seconds.observe(45s);
     metrics.upstream_seconds.observe(700s);
@@ -89,19 +94,29 @@ TEST(Metrics, the_reference_page_lists_exactly_what_is_rendered) {
     const std::string page((std::istreambuf_iterator<char>(file)), {});
     const std::regex row("\n\\| `(semel_[a-z0-9_]+)");
     std::set<std::string> documented;
-    for (auto it = std::sregex_iterator(page.begin(), page.end(), row); it != std::sregex_iterator(); ++it) documented.insert((*it)[1]);
+    for (auto it = std::sregex_iterator(page.begin(), page.end(), row);
+         it != std::sregex_iterator(); ++it)
+        documented.insert((*it)[1]);
     std::set<std::string> in_code;
     for (const std::string_view name : Metrics::names()) in_code.emplace(name);
     EXPECT_EQ(documented, in_code);
     const std::string text = Metrics().render();
-    for (const std::string& name : in_code) EXPECT_NE(text.find("# HELP " + name + " "), std::string::npos) << name;
+    for (const std::string& name : in_code)
+        EXPECT_NE(text.find("# HELP " + name + " "), std::string::npos) << name;
 }
 
 TEST(Log, no_value_can_forge_a_field_or_a_line) {
-    EXPECT_EQ(log::format("lease.lost", {{"key", "abc"}, {"token", std::uint64_t{7}}, {"delta", -3}, {"late", true}, {"share", 0.5}}),
+    EXPECT_EQ(log::format("lease.lost", {{"key", "abc"},
+                                         {"token", std::uint64_t{7}},
+                                         {"delta", -3},
+                                         {"late", true},
+                                         {"share", 0.5}}),
               "lease.lost key=abc token=7 delta=-3 late=true share=0.5");
-    EXPECT_EQ(log::format("e", {{"a", "x y"}, {"b", "x=1"}, {"c", "q\"\\"}, {"d", "line\n2"}, {"e", ""}, {"f", "é"}}),
-              "e a=\"x y\" b=\"x=1\" c=\"q\\\"\\\\\" d=\"line\\x0a2\" e=\"\" f=é");
+    EXPECT_EQ(
+        log::format(
+            "e",
+            {{"a", "x y"}, {"b", "x=1"}, {"c", "q\"\\"}, {"d", "line\n2"}, {"e", ""}, {"f", "é"}}),
+        "e a=\"x y\" b=\"x=1\" c=\"q\\\"\\\\\" d=\"line\\x0a2\" e=\"\" f=é");
 }
 
 TEST(Log, writes_one_line_with_time_and_level_and_drops_what_is_below_the_level) {
@@ -115,8 +130,10 @@ TEST(Log, writes_one_line_with_time_and_level_and_drops_what_is_below_the_level)
     EXPECT_FALSE(log::set_level("loud"));
     log::set_level(log::Level::info);
     const std::string text = testing::internal::GetCapturedStderr();
-    EXPECT_TRUE(std::regex_match(text, std::regex("\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d\\.\\d{3}Z info started port=8787\n"
-                                                  "[^\n]*Z debug shown \\{\\} braces\n")))
+    EXPECT_TRUE(std::regex_match(
+        text,
+        std::regex("\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d\\.\\d{3}Z info started port=8787\n"
+                   "[^\n]*Z debug shown \\{\\} braces\n")))
         << text;
 }
 

@@ -4,10 +4,10 @@ import harness
 from upstream import Upstream
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_configure(config):
     if not config.option.collectonly and not harness.BINARY.exists():
-        pytest.exit(f"{harness.BINARY} is not there: build it (cmake --preset release && ninja -C build/release semel), "
-                    "or name another one with SEMEL_BIN", returncode=2)
+        raise pytest.UsageError(f"{harness.BINARY} is not there: build it (cmake --preset release && ninja -C build/release "
+                                "semel), or name another one with SEMEL_BIN")
 
 
 @pytest.fixture

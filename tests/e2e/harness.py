@@ -19,6 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("SEMEL_BIN", ROOT / "build/release/semel"))
 CREDENTIAL = "Bearer sk-test-credential"
 START_SECONDS = 20
+SHORT_LEASE = "2500ms"
+SHORT = {"lease": SHORT_LEASE, "retention": {"completed": "3s", "failed": "3s"}}  # for tests that outlive a record
 
 
 def free_port():

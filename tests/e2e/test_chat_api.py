@@ -5,10 +5,8 @@ import time
 import pytest
 
 import upstream
-from harness import background, eventually
+from harness import SHORT, background, eventually
 from upstream import Gate
-
-SHORT = {"lease": "1s", "retention": {"completed": "2s", "failed": "2s"}}
 
 
 def messages(semel, session="s1", user="u1", query=""):

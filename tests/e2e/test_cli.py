@@ -5,7 +5,7 @@ import re
 import pytest
 
 import upstream
-from harness import ROOT, run_semel
+from harness import ROOT, Died, run_semel
 
 VALID = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nstore:\n  rocksdb: { path: ./data }\nupstreams:\n" \
         "  - { name: mock, dialect: openai, base_url: 'http://127.0.0.1:9' }\n"
@@ -67,7 +67,7 @@ WRONG = {
     "bad port": (VALID.replace("listen: 127.0.0.1:0", "listen: 127.0.0.1:99999"), 1, ["listen"]),
     "retention within the lease": (VALID + "engine: { lease: 10s, retention: { completed: 5s } }\n", None, ["retention", "lease"]),
     "unset variable": (VALID + "engine: { secret_env: NOT_SET_ANYWHERE }\n", None, ["NOT_SET_ANYWHERE"]),
-    "unset substitution": (VALID.replace("./data", "${NOT_SET_ANYWHERE}"), 4, ["NOT_SET_ANYWHERE"]),
+    "unset substitution": (VALID.replace("./data", '"${NOT_SET_ANYWHERE}"'), 4, ["NOT_SET_ANYWHERE"]),
     "two upstreams of one name": (VALID + "  - { name: mock, dialect: openai, base_url: 'http://127.0.0.1:8' }\n", 7, ["mock"]),
     "unknown dialect": (VALID.replace("dialect: openai", "dialect: openia"), 6, ["openia"]),
     "a list for a map": (VALID + "engine: [1, 2]\n", 7, ["engine"]),
@@ -85,6 +85,18 @@ def test_a_wrong_config_is_2_and_names_file_line_and_key(check, text, line, word
     for word in words:
         assert word in done.stderr, done.stderr
     assert "secretpw" not in done.stderr and "terminate" not in done.stderr
+
+
+@pytest.mark.parametrize("lease", ["2s", "1s", "100ms", "0s", "10000h"])
+def test_any_lease_is_either_served_or_refused_with_a_sentence(make, up, lease):
+    semel = make(engine={"lease": lease})
+    try:
+        semel.start()
+    except Died as died:
+        assert died.code in (1, 2) and "lease" in died.text and "invariant" not in died.text
+        assert lease not in ("2s",), "short, but sensible"
+    else:
+        assert semel.chat("k").status == 200 and semel.chat("k").replayed == "true"
 
 
 def test_a_config_file_that_is_not_there_is_named(tmp_path):

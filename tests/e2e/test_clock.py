@@ -5,7 +5,7 @@ import time
 import pytest
 
 import upstream
-from harness import background, eventually, together
+from harness import SHORT_LEASE, background, eventually, together
 from upstream import Gate
 
 
@@ -24,7 +24,7 @@ def movable(make, tmp_path):
     """A gateway whose wall clock the test moves while it runs: (semel, move)."""
     clock = tmp_path / "clock"
     clock.write_text("+0\n")
-    semel = make(engine={"lease": "2s", "retention": {"completed": "24h", "failed": "1h"}})
+    semel = make(engine={"lease": SHORT_LEASE})
     semel.start(env={"LD_PRELOAD": library(), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1",
                      "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"})
     return semel, lambda offset: clock.write_text(offset + "\n")
@@ -40,7 +40,7 @@ def test_a_clock_that_jumps_a_year_while_running_changes_nothing(movable, up, of
     gate.wait_until_entered()
     move(offset)
     joined = background(semel.chat, "running", model="held")
-    time.sleep(3)  # more than a lease: an owner judged by the wall clock would be dead
+    time.sleep(4)  # more than a lease: an owner judged by the wall clock would be dead
     assert semel.chat("during").status == 200
     gate.open()
     assert running.result(20).body == joined.result(20).body

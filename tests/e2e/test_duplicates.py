@@ -5,7 +5,7 @@ import time
 import pytest
 
 import upstream
-from harness import background, chat_body, eventually, together
+from harness import SHORT, background, chat_body, eventually, together
 from upstream import Gate
 
 
@@ -308,10 +308,10 @@ def test_mode_off_and_observe_change_nothing(make, up):
 
 
 def test_a_record_ends_with_its_retention_and_the_id_is_free_again(make, up):
-    semel = make(engine={"lease": "1s", "retention": {"completed": "2s", "failed": "2s"}}).start()
+    semel = make(engine=SHORT).start()
     first = semel.chat("k")
     assert semel.chat("k").body == first.body
-    time.sleep(2.5)  # nothing can be asked in between: every look would be a duplicate served
+    time.sleep(3.5)  # nothing can be asked in between: every look would be a duplicate served
     anew = semel.chat("k", "another text, too")
     assert anew.status == 200 and anew.attempt == 1 and anew.outcome == "executed"
     assert anew.body != first.body and len(up.paid()) == 2

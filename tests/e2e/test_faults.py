@@ -6,7 +6,7 @@ import time
 import pytest
 
 import upstream
-from harness import background, eventually, together
+from harness import SHORT_LEASE, background, eventually, together
 from upstream import DONE, Gate
 
 EVENTS = 80
@@ -161,7 +161,7 @@ def test_crash_after_crash_every_attempt_is_counted(make, up, model):
 
 @pytest.mark.parametrize("point", ["engine.acquired", "gateway.call.sent", "engine.complete.before", "engine.complete.after"])
 def test_no_record_stays_in_progress_after_a_kill(make, up, model, point):
-    semel = make(engine={"lease": "2s"})
+    semel = make(engine={"lease": SHORT_LEASE})
     ask_until_killed(semel, f"{point}=kill", model=model, stream=False)
     semel.start()
     answer = semel.chat("k", model=model, timeout=10)  # lease and a poll at the most
@@ -193,14 +193,14 @@ def test_kill_under_load_loses_no_answer_that_was_given(make, up):
 
 
 def test_a_process_paused_past_its_lease_gives_everyone_the_same_answer(make, up):
-    semel = make(engine={"lease": "1s", "retention": {"completed": "1h", "failed": "1h"}}).start()
+    semel = make(engine={"lease": SHORT_LEASE}).start()
     gate = Gate()
     up.on("held", upstream.plain(gate=gate))
     first = background(semel.chat, "k", model="held")
     gate.wait_until_entered()
     semel.process.send_signal(signal.SIGSTOP)
     joined = [background(semel.chat, "k", model="held") for _ in range(5)]
-    time.sleep(2.5)  # longer than the lease, measured by the stopped process's own clock
+    time.sleep(4)  # longer than the lease, measured by the stopped process's own clock
     gate.open()
     semel.process.send_signal(signal.SIGCONT)
     answers = [f.result(30) for f in [first, *joined]]
@@ -210,8 +210,8 @@ def test_a_process_paused_past_its_lease_gives_everyone_the_same_answer(make, up
 
 
 def test_a_call_longer_than_many_leases_is_never_taken_over(make, up):
-    semel = make(engine={"lease": "1s", "retention": {"completed": "1h", "failed": "1h"}}).start()
-    up.on("slow", upstream.plain(delay=4))
+    semel = make(engine={"lease": SHORT_LEASE}).start()
+    up.on("slow", upstream.plain(delay=8))
     answers = together(5, lambda i: semel.chat("k", model="slow"))
     assert len(up.paid()) == 1 and len({a.body for a in answers}) == 1
     assert {a.attempt for a in answers} == {1}

@@ -1,5 +1,6 @@
 """Bytes that no good client sends, on raw sockets: refused, reflected nowhere, and never a second request for the upstream."""
 import random
+import re
 import threading
 import time
 
@@ -27,7 +28,7 @@ HOSTILE_KEYS = {
     "empty": b"", "spaces": b"   ", "256 characters": b"k" * 256, "8 KiB": b"k" * 8192,
     "a tab inside": b"a\tb", "a space inside": b"a b", "DEL": b"a\x7fb", "0xff": b"a\xffb", "utf-8": "schlüssel".encode(),
     "open quote": b'"abc', "quotes alone": b'""', "text after the quotes": b'"abc"def', "bad escape": b'"a\\nb"',
-    "two quoted strings": b'"a", "b"', "script": b"<script>alert(1)</script> x",
+    "two quoted strings": b'"a", "b"', "comma list": b"a,b", "script": b"<script>alert(1)</script> x",
 }
 
 
@@ -35,8 +36,8 @@ HOSTILE_KEYS = {
 def test_a_malformed_key_is_400_and_nothing_is_echoed_or_claimed(semel, up, key):
     refused = answer_to(semel, request_with(b"Idempotency-Key: " + key + b"\r\n"))
     assert refused.status == 400, refused
-    assert refused.code in ("key-malformed", "None", "")
-    if len(key.strip()) > 2:
+    assert refused.code in ("key-malformed", "malformed-request")
+    if len(key.strip()) > 3:
         assert key.strip() not in refused.head + refused.body
     assert up.calls == []
     log = semel.said().encode()
@@ -65,8 +66,8 @@ def test_two_keys_that_differ_are_400_and_never_the_last_one(semel, up):
     assert refused.status == 400 and refused.code == "key-malformed" and up.calls == []
 
 
-@pytest.mark.parametrize("key", ["k" * 255, "%0d%0aX-Evil:%20y", "a,b", "../../etc/passwd", "'; DROP TABLE records; --".replace(" ", "_"),
-                                 "{b0417}", "\\x00", "!~"], ids=range(8))
+@pytest.mark.parametrize("key", ["k" * 255, "%0d%0aX-Evil:%20y", "../../etc/passwd", "'; DROP TABLE records; --".replace(" ", "_"),
+                                 "{b0417}", "\\x00", "!~"], ids=range(7))
 def test_odd_but_visible_keys_are_just_keys(semel, up, key):
     first, second = semel.chat(key), semel.chat(key)
     assert first.status == second.status == 200 and second.replayed == "true" and len(up.paid()) == 1
@@ -107,7 +108,7 @@ FRAMINGS = {
     "no host": request_with(b"", host=b""),
     "two hosts": request_with(b"Host: localhost\r\n"),
     "chunk size with a sign": request_with(b"Transfer-Encoding: chunked\r\n", b"+1e\r\n" + BODY + b"\r\n0\r\n\r\n", length=False),
-    "chunk size in 17 digits": request_with(b"Transfer-Encoding: chunked\r\n", b"0000000000000001e\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "chunk size in 17 digits": request_with(b"Transfer-Encoding: chunked\r\n", b"1000000000000001e\r\n" + BODY + b"\r\n0\r\n\r\n",
                                             length=False),
     "chunk size too large": request_with(b"Transfer-Encoding: chunked\r\n", b"ffffffffffffffff\r\n" + BODY, length=False),
     "garbage after a chunk": request_with(b"Transfer-Encoding: chunked\r\n", b"1e\r\n" + BODY + b"XX0\r\n\r\n", length=False),
@@ -126,7 +127,7 @@ def test_ambiguous_framing_is_refused_closed_and_nothing_after_it_is_read(semel,
     e = semel.raw(data + SMUGGLED, timeout=15)
     received = e.read_to_close(15)  # fails if the gateway keeps the connection
     assert received == b"" or received.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5", b"HTTP/1.0 4")), received[:200]
-    assert received.count(b"HTTP/1.") <= 1, "one answer at most: what follows is no request"
+    assert len(re.findall(rb"HTTP/1\.\d \d\d\d ", received)) <= 1, "one answer at most: what follows is no request"
     assert up.calls == []
     assert semel.chat("after").status == 200
 

@@ -39,7 +39,7 @@ class Call:
         """The body, parsed; {} if it is no JSON object."""
         try:
             value = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 

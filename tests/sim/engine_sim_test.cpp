@@ -1,5 +1,6 @@
-// Thousands of short lives of the engine on the memory store, each with its own luck; and planted defects, to see that the
-// checks would notice. SEMEL_SEED=n replays one run with a trace; SEMEL_SEEDS=n sets the number of seeds in each range.
+// Thousands of short lives of the engine on the memory store, each with its own luck; and planted
+// defects, to see that the checks would notice. SEMEL_SEED=n replays one run with a trace;
+// SEMEL_SEEDS=n sets the number of seeds in each range.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -23,13 +24,15 @@ std::optional<std::uint64_t> number_from(const char* variable) {
 
 TEST_P(EngineSimulation, holds_its_invariants_under_every_seed) {
     const auto replay = number_from("SEMEL_SEED");
-    const std::uint64_t seeds_per_range = number_from("SEMEL_SEEDS").value_or(seeds_per_range_default);
+    const std::uint64_t seeds_per_range =
+        number_from("SEMEL_SEEDS").value_or(seeds_per_range_default);
     const std::uint64_t first = replay ? *replay : GetParam() * seeds_per_range;
     const std::uint64_t last = replay ? *replay : first + seeds_per_range - 1;
     RunReport sum;
     for (std::uint64_t seed = first; seed <= last; ++seed) {
         const RunReport report = run_engine_workload({.seed = seed, .trace = replay.has_value()});
-        ASSERT_EQ(report.violation, "") << "seed " << seed << "; replay it with SEMEL_SEED=" << seed;
+        ASSERT_EQ(report.violation, "")
+            << "seed " << seed << "; replay it with SEMEL_SEED=" << seed;
         sum.takeovers += report.takeovers;
         sum.pending += report.pending;
         sum.ghosts += report.ghosts;
@@ -43,10 +46,13 @@ TEST_P(EngineSimulation, holds_its_invariants_under_every_seed) {
         sum.second_payments_counted += report.second_payments_counted;
     }
     if (replay) return;
-    std::printf("             takeovers %u, pending %u, ghosts %u (settled %u), crashes %u, pauses %u, decisions %u, "
-                "spool delivered %u, overtaken %u, leases lost %u, second payments counted %u\n",
-                sum.takeovers, sum.pending, sum.ghosts, sum.ghosts_settled, sum.crashes, sum.pauses, sum.decisions,
-                sum.spool_delivered, sum.spool_overtaken, sum.leases_lost, sum.second_payments_counted);
+    std::printf(
+        "             takeovers %u, pending %u, ghosts %u (settled %u), crashes %u, pauses %u, "
+        "decisions %u, "
+        "spool delivered %u, overtaken %u, leases lost %u, second payments counted %u\n",
+        sum.takeovers, sum.pending, sum.ghosts, sum.ghosts_settled, sum.crashes, sum.pauses,
+        sum.decisions, sum.spool_delivered, sum.spool_overtaken, sum.leases_lost,
+        sum.second_payments_counted);
     // Not vacuous: every kind of trouble was met.
     EXPECT_GT(sum.takeovers, 0u);
     EXPECT_GT(sum.pending, 0u);

@@ -19,10 +19,12 @@ using namespace std::chrono_literals;
 constexpr milliseconds lease = 6s;
 constexpr milliseconds patience = 2s;
 constexpr milliseconds join_limit = 15s;
-constexpr milliseconds client_limit = 40s;       ///< Then a client asks again.
-/// A ghost's lease must be gone by then: past its not_after and a few tries, but before it runs out by itself.
+constexpr milliseconds client_limit = 40s;  ///< Then a client asks again.
+/// A ghost's lease must be gone by then: past its not_after and a few tries, but before it runs out
+/// by itself.
 constexpr milliseconds settle_limit = patience + 1500ms;
-constexpr milliseconds heal_limit = 300s;        ///< From the end of the faults to the last client's answer.
+constexpr milliseconds heal_limit =
+    300s;  ///< From the end of the faults to the last client's answer.
 
 struct Intent {
     int number = 0;
@@ -38,10 +40,10 @@ struct Intent {
     std::uint64_t last_token = 0;
     core::FencingToken current_token;  ///< After the last step.
     std::uint32_t last_attempt = 0;
-    std::set<std::uint64_t> tokens_held;       ///< Tokens that an owner was given.
-    std::vector<std::string> final_answers;    ///< Distinct ones that clients took as final.
+    std::set<std::uint64_t> tokens_held;           ///< Tokens that an owner was given.
+    std::vector<std::string> final_answers;        ///< Distinct ones that clients took as final.
     std::map<std::uint64_t, std::string> pending;  ///< Token -> answer given before its record.
-    RecordPtr completed;                       ///< As it was when it was first seen completed.
+    RecordPtr completed;                           ///< As it was when it was first seen completed.
 };
 
 enum class Reply { final_answer, final_failure, pending_answer, held, retry };
@@ -49,7 +51,7 @@ enum class Reply { final_answer, final_failure, pending_answer, held, retry };
 struct Client {
     int number = 0;
     Intent* intent = nullptr;
-    int asking = 0;     ///< Number of the request that is under way; 0: none.
+    int asking = 0;  ///< Number of the request that is under way; 0: none.
     int requests = 0;
     bool done = false;
 };
@@ -65,7 +67,8 @@ class Owner final : public App {
   private:
     Task<> serve(Client* client, int request);
     Task<bool> own(std::unique_ptr<engine::LeaseGuard> grant, Client* client, int request);
-    Task<> run_call(engine::LeaseGuard& grant, Intent& intent, std::string& answer, std::optional<core::Fail>& failure);
+    Task<> run_call(engine::LeaseGuard& grant, Intent& intent, std::string& answer,
+                    std::optional<core::Fail>& failure);
 
     Workload& workload_;
     Process& process_;
@@ -74,7 +77,8 @@ class Owner final : public App {
 
 class Workload {
   public:
-    explicit Workload(const RunOptions& options) : options_(options), world_(options.seed, world_options(options)) {
+    explicit Workload(const RunOptions& options)
+        : options_(options), world_(options.seed, world_options(options)) {
         world_.tracing = options.trace;
         scenario_ = Scenario::draw(world_.rng);
         if (options.adjust) options.adjust(scenario_);
@@ -86,14 +90,18 @@ class Workload {
     FakeUpstream& upstream() { return upstream_; }
     const RunOptions& options() const { return options_; }
     RunReport& report() { return report_; }
-    std::set<Intent*>& owned_by(const Process& p) { return owned_[static_cast<std::size_t>(p.number)]; }
-    void reply(Client& client, int request, Reply kind, const std::string& answer, std::uint64_t token);
+    std::set<Intent*>& owned_by(const Process& p) {
+        return owned_[static_cast<std::size_t>(p.number)];
+    }
+    void reply(Client& client, int request, Reply kind, const std::string& answer,
+               std::uint64_t token);
     void held(Intent& intent, core::FencingToken token);
 
   private:
     WorldOptions world_options(const RunOptions& options) {
         WorldOptions world;
-        // The scenario's number of processes comes from the same seed: drawn again, with the same result.
+        // The scenario's number of processes comes from the same seed: drawn again, with the same
+        // result.
         Rng rng(options.seed);
         Scenario scenario = Scenario::draw(rng);
         if (options.adjust) options.adjust(scenario);
@@ -103,21 +111,25 @@ class Workload {
         world.engine.record_patience = patience;
         world.wrap_store = options.wrap_store;
         world.make_spool = options.make_spool;
-        world.make_app = [this](Process& process) { return std::make_unique<Owner>(*this, process); };
+        world.make_app = [this](Process& process) {
+            return std::make_unique<Owner>(*this, process);
+        };
         return world;
     }
 
     void make_intents();
     void script_upstream();
     void watch_store(Process& process);
-    void applied(Process& process, const core::Item& item, const Result<core::Decided>& result, Fate fate);
+    void applied(Process& process, const core::Item& item, const Result<core::Decided>& result,
+                 Fate fate);
     void plan_faults();
     void heal();
     void ask(Client& client);
     void decide(Intent& intent, core::FencingToken token);
     Task<> tell(Engine* engine, core::Item item, Intent* intent);
-    void check_fence(Intent& intent, const core::Item& item, const core::Decided& decided, const RecordPtr& record);
-    void check_ghost(Process& process, Intent& intent, core::Nonce nonce, SteadyTime since, int incarnation);
+    void check_fence(Intent& intent, const core::Item& item, const core::Decided& decided);
+    void check_ghost(Process& process, Intent& intent, core::Nonce nonce, SteadyTime since,
+                     int incarnation);
     void check_end();
     void disturb_owned(Process& process) {
         for (Intent* intent : owned_by(process)) intent->disturbed = true;
@@ -136,14 +148,17 @@ class Workload {
     std::vector<std::unique_ptr<Client>> clients_;
     std::map<core::StoredKey, Intent*> by_key_;
     std::map<std::size_t, std::set<Intent*>> owned_;  ///< By process: calls that run there.
-    std::map<std::pair<int, core::Nonce>, SteadyTime> release_trouble_;  ///< A release of it met a fault.
+    std::map<std::pair<int, core::Nonce>, SteadyTime>
+        release_trouble_;  ///< A release of it met a fault.
     RunReport report_;
 };
 
 // -------------------------------------------------------------------- Owner
 
 Owner::Owner(Workload& workload, Process& process)
-    : workload_(workload), process_(process), client_(make_fake_client(*process.loop, workload.upstream())) {
+    : workload_(workload),
+      process_(process),
+      client_(make_fake_client(*process.loop, workload.upstream())) {
     workload_.owned_by(process).clear();
 }
 
@@ -156,7 +171,8 @@ Task<> Owner::serve(Client* client, int request) {
     const SteadyTime deadline = loop.now() + join_limit;
     while (loop.now() < deadline) {
         if (const RecordPtr hot = engine.find_hot(intent.key)) {
-            workload_.reply(*client, request, Reply::final_answer, *hot->answer->body, hot->token.value);
+            workload_.reply(*client, request, Reply::final_answer, *hot->answer->body,
+                            hot->token.value);
             co_return;
         }
         core::Policy policy;
@@ -176,8 +192,10 @@ Task<> Owner::serve(Client* client, int request) {
         const core::StoreOutcome& refused = *acquired->refused;
         if (const auto* replay = std::get_if<core::Replay>(&refused)) {
             const bool has_answer = replay->record->status == Status::completed;
-            workload_.reply(*client, request, has_answer ? Reply::final_answer : Reply::final_failure,
-                            has_answer ? *replay->record->answer->body : std::string("failed"), replay->record->token.value);
+            workload_.reply(*client, request,
+                            has_answer ? Reply::final_answer : Reply::final_failure,
+                            has_answer ? *replay->record->answer->body : std::string("failed"),
+                            replay->record->token.value);
             co_return;
         }
         if (const auto* unknown = std::get_if<core::UnknownOutcome>(&refused)) {
@@ -187,7 +205,8 @@ Task<> Owner::serve(Client* client, int request) {
         }
         const auto* running = std::get_if<core::InFlight>(&refused);
         if (running == nullptr) {
-            workload_.world().violate("intent " + std::to_string(intent.number) + ": an admission nobody expected");
+            workload_.world().violate("intent " + std::to_string(intent.number) +
+                                      ": an admission nobody expected");
             break;
         }
         const milliseconds wait = std::clamp(running->remaining, 10ms, 700ms);
@@ -231,7 +250,8 @@ Task<bool> Owner::own(std::unique_ptr<engine::LeaseGuard> grant, Client* client,
     recorded.body = std::make_shared<const std::string>(answer);
     recorded.body_bytes = answer.size();
     const auto token = grant->token().value;
-    const Completion completion = co_await engine.complete(*grant, std::move(recorded), core::Usage{}, std::nullopt);
+    const Completion completion =
+        co_await engine.complete(*grant, std::move(recorded), core::Usage{}, std::nullopt);
     workload_.owned_by(process_).erase(&intent);
     switch (completion.kind) {
         case Completion::Kind::recorded:
@@ -242,7 +262,9 @@ Task<bool> Owner::own(std::unique_ptr<engine::LeaseGuard> grant, Client* client,
             intent.disturbed = true;
             intent.pending[token] = answer;
             workload_.reply(*client, request,
-                            workload_.options().defects.pending_answer_is_final ? Reply::final_answer : Reply::pending_answer,
+                            workload_.options().defects.pending_answer_is_final
+                                ? Reply::final_answer
+                                : Reply::pending_answer,
                             answer, token);
             co_return true;
         case Completion::Kind::overtaken:
@@ -255,7 +277,8 @@ Task<bool> Owner::own(std::unique_ptr<engine::LeaseGuard> grant, Client* client,
     co_return false;
 }
 
-Task<> Owner::run_call(engine::LeaseGuard& grant, Intent& intent, std::string& answer, std::optional<core::Fail>& failure) {
+Task<> Owner::run_call(engine::LeaseGuard& grant, Intent& intent, std::string& answer,
+                       std::optional<core::Fail>& failure) {
     http::Origin origin;
     http::Request request;
     request.method = "POST";
@@ -264,11 +287,13 @@ Task<> Owner::run_call(engine::LeaseGuard& grant, Intent& intent, std::string& a
     http::Timeouts timeouts;
     timeouts.first_byte = 30s;
     timeouts.idle = 5s;
-    workload_.world().trace("p" + std::to_string(process_.number) + " calls for intent " + std::to_string(intent.number) +
-                            " with token " + std::to_string(grant.token().value));
+    workload_.world().trace("p" + std::to_string(process_.number) + " calls for intent " +
+                            std::to_string(intent.number) + " with token " +
+                            std::to_string(grant.token().value));
     const auto fails = [&](const http::CallError& e) {
-        failure = core::Fail{.certainty = e.maybe_processed ? Certainty::unknown : Certainty::not_processed,
-                             .failure = {e.maybe_processed ? "upstream-reset" : "upstream-refused", e.detail, 0}};
+        failure = core::Fail{
+            .certainty = e.maybe_processed ? Certainty::unknown : Certainty::not_processed,
+            .failure = {e.maybe_processed ? "upstream-reset" : "upstream-refused", e.detail, 0}};
     };
     auto called = co_await client_->call(origin, std::move(request), timeouts, nullptr);
     if (const auto* e = std::get_if<http::CallError>(&called)) {
@@ -287,7 +312,8 @@ Task<> Owner::run_call(engine::LeaseGuard& grant, Intent& intent, std::string& a
         answer += bytes;
     }
     if (response.status() == 429) {
-        failure = core::Fail{.certainty = Certainty::not_processed, .failure = {"upstream-status", "429", 429}};
+        failure = core::Fail{.certainty = Certainty::not_processed,
+                             .failure = {"upstream-status", "429", 429}};
     }
 }
 
@@ -307,7 +333,8 @@ void Workload::make_intents() {
             client->number = static_cast<int>(clients_.size());
             client->intent = intent.get();
             Client* raw = client.get();
-            world_.after(world_.rng.between(0s, scenario_.faults_for / 2), [this, raw] { ask(*raw); });
+            world_.after(world_.rng.between(0s, scenario_.faults_for / 2),
+                         [this, raw] { ask(*raw); });
             clients_.push_back(std::move(client));
         }
         intents_.push_back(std::move(intent));
@@ -330,23 +357,27 @@ void Workload::ask(Client& client) {
     });
 }
 
-void Workload::reply(Client& client, int request, Reply kind, const std::string& answer, std::uint64_t token) {
+void Workload::reply(Client& client, int request, Reply kind, const std::string& answer,
+                     std::uint64_t token) {
     Intent& intent = *client.intent;
     const bool final = kind == Reply::final_answer || kind == Reply::final_failure;
     // Also what a client no longer waits for was given as final: to its connection.
-    if (final && std::find(intent.final_answers.begin(), intent.final_answers.end(), answer) == intent.final_answers.end()) {
+    if (final && std::find(intent.final_answers.begin(), intent.final_answers.end(), answer) ==
+                     intent.final_answers.end()) {
         intent.final_answers.push_back(answer);
         if (intent.final_answers.size() > 1) {
-            world_.violate("intent " + std::to_string(intent.number) + ": two final answers: '" + intent.final_answers[0] +
-                           "' and '" + answer + "'");
+            world_.violate("intent " + std::to_string(intent.number) + ": two final answers: '" +
+                           intent.final_answers[0] + "' and '" + answer + "'");
         }
     }
     if (client.done || client.asking != request) return;
     client.asking = 0;
-    world_.trace("client " + std::to_string(client.number) + " of intent " + std::to_string(intent.number) + " gets " +
-                 (final ? "final '" + answer + "'" : kind == Reply::pending_answer ? "pending '" + answer + "'"
-                                                   : kind == Reply::held           ? "held"
-                                                                                   : "retry") +
+    world_.trace("client " + std::to_string(client.number) + " of intent " +
+                 std::to_string(intent.number) + " gets " +
+                 (final                           ? "final '" + answer + "'"
+                  : kind == Reply::pending_answer ? "pending '" + answer + "'"
+                  : kind == Reply::held           ? "held"
+                                                  : "retry") +
                  " token " + std::to_string(token));
     if (final || kind == Reply::pending_answer) {
         client.done = true;
@@ -372,13 +403,15 @@ void Workload::decide(Intent& intent, core::FencingToken token) {
     resolve.reason = "the operator decided";
     if (rerun) ++intent.decisions_to_rerun;
     ++report_.decisions;
-    world_.trace("operator decides intent " + std::to_string(intent.number) + (rerun ? ": rerun" : ": failed"));
+    world_.trace("operator decides intent " + std::to_string(intent.number) +
+                 (rerun ? ": rerun" : ": failed"));
     process->loop->spawn(tell(process->engine.get(), core::Item{intent.key, resolve}, &intent));
     // A person who clicks twice: the second click must find that the token it saw is gone.
     if (!world_.rng.one_in(2)) return;
     world_.after(world_.rng.between(10ms, 6s), [this, &intent, resolve] {
         Process* other = world_.any_alive();
-        if (other != nullptr) other->loop->spawn(tell(other->engine.get(), core::Item{intent.key, resolve}, &intent));
+        if (other != nullptr)
+            other->loop->spawn(tell(other->engine.get(), core::Item{intent.key, resolve}, &intent));
     });
 }
 
@@ -394,8 +427,10 @@ void Workload::script_upstream() {
     upstream_.plan = [this](const FakeUpstream::Call& call) {
         Rng& rng = world_.rng;
         UpstreamPlan plan;
-        plan.head_after = std::chrono::duration_cast<milliseconds>(rng.between(5ms, scenario_.call_max));
-        plan.body.push_back({1ms, "answer to " + call.body + ", call " + std::to_string(call.number)});
+        plan.head_after =
+            std::chrono::duration_cast<milliseconds>(rng.between(5ms, scenario_.call_max));
+        plan.body.push_back(
+            {1ms, "answer to " + call.body + ", call " + std::to_string(call.number)});
         if (healed_ || !rng.percent(scenario_.upstream_trouble)) return plan;
         switch (rng.below(5)) {
             case 0:
@@ -422,7 +457,8 @@ void Workload::script_upstream() {
         ++report_.paid;
         for (auto& intent : intents_) {
             if (intent->body == call.body && upstream_.paid(call.body) > intent->grants) {
-                world_.violate("intent " + std::to_string(intent->number) + ": more paid calls than grants");
+                world_.violate("intent " + std::to_string(intent->number) +
+                               ": more paid calls than grants");
             }
         }
     };
@@ -447,13 +483,13 @@ void Workload::watch_store(Process& process) {
             }
         }
     };
-    store.on_applied = [this, raw](const core::Item& item, const Result<core::Decided>& result, Fate fate) {
-        applied(*raw, item, result, fate);
-    };
+    store.on_applied = [this, raw](const core::Item& item, const Result<core::Decided>& result,
+                                   Fate fate) { applied(*raw, item, result, fate); };
 }
 
 /// Sees every step in the order in which the store took it.
-void Workload::applied(Process& process, const core::Item& item, const Result<core::Decided>& result, Fate fate) {
+void Workload::applied(Process& process, const core::Item& item,
+                       const Result<core::Decided>& result, Fate fate) {
     Intent* intent = intent_of(item.key);
     if (intent == nullptr || !result) return;
     if (const auto* granted = std::get_if<core::Granted>(&result->outcome)) {
@@ -463,10 +499,12 @@ void Workload::applied(Process& process, const core::Item& item, const Result<co
             if (granted->kind == core::Granted::Kind::takeover) ++report_.takeovers;
             if (granted->possible_second_payment) ++report_.second_payments_counted;
             if (granted->token.value <= intent->last_token) {
-                world_.violate("intent " + std::to_string(intent->number) + ": a token did not grow");
+                world_.violate("intent " + std::to_string(intent->number) +
+                               ": a token did not grow");
             }
             if (granted->attempt <= intent->last_attempt) {
-                world_.violate("intent " + std::to_string(intent->number) + ": the count of attempts fell");
+                world_.violate("intent " + std::to_string(intent->number) +
+                               ": the count of attempts fell");
             }
             intent->last_token = granted->token.value;
             intent->last_attempt = granted->attempt;
@@ -474,54 +512,82 @@ void Workload::applied(Process& process, const core::Item& item, const Result<co
         const auto& acquire = std::get<core::Acquire>(item.operation);
         if (fate == Fate::lose_reply || fate == Fate::execute_late || fate == Fate::delay_reply) {
             ++report_.ghosts;
-            world_.trace("ghost of p" + std::to_string(process.number) + " on intent " + std::to_string(intent->number));
+            world_.trace("ghost of p" + std::to_string(process.number) + " on intent " +
+                         std::to_string(intent->number));
             const SteadyTime since = world_.now();
-            world_.after(settle_limit, [this, p = &process, intent, nonce = acquire.nonce, since, n = process.incarnation] {
-                check_ghost(*p, *intent, nonce, since, n);
-            });
+            // Of a former life of the process: nobody is left who could settle it, the lease runs
+            // out.
+            const std::string lives =
+                "p" + std::to_string(process.number) + "." + std::to_string(process.incarnation);
+            if (acquire.owner.id == lives)
+                world_.after(settle_limit, [this, p = &process, intent, nonce = acquire.nonce,
+                                            since, n = process.incarnation] {
+                    check_ghost(*p, *intent, nonce, since, n);
+                });
         }
     }
     const RecordPtr record = world_.record(item.key);
-    check_fence(*intent, item, *result, record);
-    if (record) intent->current_token = record->token;
+    check_fence(*intent, item, *result);
     if (intent->completed) {
-        const bool same = record && record->status == Status::completed && record->token == intent->completed->token &&
+        const bool same = record && record->status == Status::completed &&
+                          record->token == intent->completed->token &&
                           *record->answer->body == *intent->completed->answer->body;
-        if (!same) world_.violate("intent " + std::to_string(intent->number) + ": a completed record changed");
+        if (!same)
+            world_.violate("intent " + std::to_string(intent->number) +
+                           ": a completed record changed");
     } else if (record && record->status == Status::completed) {
         intent->completed = record;
     }
 }
 
 /// Only the current owner's word counts, and only a decision about what is there.
-void Workload::check_fence(Intent& intent, const core::Item& item, const core::Decided& decided, const RecordPtr& record) {
-    if (!std::holds_alternative<core::Applied>(decided.outcome)) return;
+void Workload::check_fence(Intent& intent, const core::Item& item, const core::Decided& decided) {
+    if (const auto* granted = std::get_if<core::Granted>(&decided.outcome))
+        intent.current_token = granted->token;
+    const auto* applied = std::get_if<core::Applied>(&decided.outcome);
+    if (applied == nullptr) return;
+    const RecordPtr& record =
+        applied->record;  // after this step; later ones of the same batch may have changed it again
     const auto owners = [&](core::FencingToken token, const core::Nonce& nonce) {
         return record && (token.value == 0 || record->token == token) && record->nonce == nonce;
     };
     bool allowed = true;
-    if (const auto* op = std::get_if<core::Start>(&item.operation)) allowed = owners(op->token, op->nonce);
-    if (const auto* op = std::get_if<core::Renew>(&item.operation)) allowed = owners(op->token, op->nonce);
-    if (const auto* op = std::get_if<core::Release>(&item.operation)) allowed = owners(op->token, op->nonce);
-    if (const auto* op = std::get_if<core::Complete>(&item.operation)) allowed = owners(op->token, op->nonce);
-    if (const auto* op = std::get_if<core::Fail>(&item.operation)) allowed = owners(op->token, op->nonce);
-    if (const auto* op = std::get_if<core::Resolve>(&item.operation)) allowed = op->token_seen == intent.current_token;
-    if (!allowed) world_.violate("intent " + std::to_string(intent.number) + ": a step under another token took effect");
+    if (const auto* op = std::get_if<core::Start>(&item.operation))
+        allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Renew>(&item.operation))
+        allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Release>(&item.operation))
+        allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Complete>(&item.operation))
+        allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Fail>(&item.operation))
+        allowed = owners(op->token, op->nonce);
+    if (const auto* op = std::get_if<core::Resolve>(&item.operation))
+        allowed = op->token_seen == intent.current_token;
+    if (!allowed)
+        world_.violate("intent " + std::to_string(intent.number) +
+                       ": a step under another token took effect");
+    if (record) intent.current_token = record->token;
 }
 
-void Workload::check_ghost(Process& process, Intent& intent, core::Nonce nonce, SteadyTime since, int incarnation) {
-    if (!process.alive || process.incarnation != incarnation || process.last_disturbed >= since) return;  // died, or could not
+void Workload::check_ghost(Process& process, Intent& intent, core::Nonce nonce, SteadyTime since,
+                           int incarnation) {
+    if (!process.alive || process.incarnation != incarnation || process.last_disturbed >= since)
+        return;                                                      // died, or could not
     if (release_trouble_.contains({process.number, nonce})) return;  // still trying
     const RecordPtr record = world_.record(intent.key);
     if (record && record->status == Status::processing && record->nonce == nonce) {
-        world_.violate("intent " + std::to_string(intent.number) + ": a lease lives whose owner does not know of it");
+        world_.violate("intent " + std::to_string(intent.number) +
+                       ": a lease lives whose owner does not know of it");
     }
 }
 
 void Workload::plan_faults() {
     Rng& rng = world_.rng;
     const auto at = [&] { return rng.between(100ms, scenario_.faults_for); };
-    const auto some_process = [&] { return world_.processes()[rng.below(world_.processes().size())].get(); };
+    const auto some_process = [&] {
+        return world_.processes()[rng.below(world_.processes().size())].get();
+    };
     for (unsigned i = 0; i < scenario_.crashes; ++i) {
         Process* p = some_process();
         const microseconds down_for = rng.between(10ms, 12s);
@@ -584,20 +650,24 @@ RunReport Workload::run() {
     }
     plan_faults();
     const auto all_done = [this] {
-        return healed_ && std::all_of(clients_.begin(), clients_.end(), [](const auto& client) { return client->done; });
+        return healed_ && std::all_of(clients_.begin(), clients_.end(),
+                                      [](const auto& client) { return client->done; });
     };
-    const bool finished = world_.run_until(all_done, world_.now() + scenario_.faults_for + heal_limit);
+    const bool finished =
+        world_.run_until(all_done, world_.now() + scenario_.faults_for + heal_limit);
     if (!finished && world_.violation.empty()) {
         for (const auto& client : clients_) {
             if (client->done) continue;
             const RecordPtr record = world_.record(client->intent->key);
             world_.violate("client " + std::to_string(client->number) + " of intent " +
-                           std::to_string(client->intent->number) + " never got an answer; status " +
+                           std::to_string(client->intent->number) +
+                           " never got an answer; status " +
                            (record ? std::to_string(static_cast<int>(record->status)) : "absent"));
             break;
         }
     }
-    // What is still under way may end: calls of owners whose clients went elsewhere, spooled answers, dead leases.
+    // What is still under way may end: calls of owners whose clients went elsewhere, spooled
+    // answers, dead leases.
     if (world_.violation.empty()) world_.run_for(scenario_.call_max + 3 * lease + 60s);
     if (world_.violation.empty()) check_end();
     for (auto& process : world_.processes()) {
@@ -621,7 +691,8 @@ void Workload::check_end() {
             world_.violate(name + ": no record");
             continue;
         }
-        if (record->status == Status::processing) world_.violate(name + ": PROCESSING, and nobody works on it");
+        if (record->status == Status::processing)
+            world_.violate(name + ": PROCESSING, and nobody works on it");
         if (intent->hold) {
             if (paid > 1 + intent->decisions_to_rerun) {
                 world_.violate(name + ": held, but paid " + std::to_string(paid) + " times with " +
@@ -629,10 +700,12 @@ void Workload::check_end() {
             }
         } else if (paid > 1 + record->possible_second_payments) {
             world_.violate(name + ": paid " + std::to_string(paid) + " times, " +
-                           std::to_string(record->possible_second_payments) + " possible second payments counted");
+                           std::to_string(record->possible_second_payments) +
+                           " possible second payments counted");
         }
         if (!intent->disturbed && intent->decisions_to_rerun == 0 && paid > 1) {
-            world_.violate(name + ": paid " + std::to_string(paid) + " times, though nothing happened to it");
+            world_.violate(name + ": paid " + std::to_string(paid) +
+                           " times, though nothing happened to it");
         }
         if (record->status == Status::completed && !intent->final_answers.empty() &&
             *record->answer->body != intent->final_answers.front()) {
@@ -641,12 +714,15 @@ void Workload::check_end() {
         // An answer given before its record reaches it, unless a later attempt overtook it.
         for (const auto& [token, answer] : intent->pending) {
             if (record->token.value != token || record->final) continue;
-            const bool kept = record->status == Status::completed && *record->answer->body == answer;
-            if (!kept) world_.violate(name + ": an answer given as pending never reached its record");
+            const bool kept =
+                record->status == Status::completed && *record->answer->body == answer;
+            if (!kept)
+                world_.violate(name + ": an answer given as pending never reached its record");
         }
     }
     for (const auto& process : world_.processes()) {
-        if (process->spool->size() != 0) world_.violate("p" + std::to_string(process->number) + ": the spool is not empty");
+        if (process->spool->size() != 0)
+            world_.violate("p" + std::to_string(process->number) + ": the spool is not empty");
         if (process->engine && process->engine->leases() != 0) {
             world_.violate("p" + std::to_string(process->number) + ": a lease is still renewed");
         }
@@ -661,7 +737,9 @@ Scenario Scenario::draw(Rng& rng) {
     s.intents = 2 + static_cast<int>(rng.below(5));
     s.clients_per_intent = 1 + static_cast<int>(rng.below(3));
     // Each kind of trouble is absent in some runs: rare ones would drown in the frequent ones.
-    const auto maybe = [&](unsigned max) { return rng.one_in(2) ? 0 : static_cast<unsigned>(rng.below(max)) + 1; };
+    const auto maybe = [&](unsigned max) {
+        return rng.one_in(2) ? 0 : static_cast<unsigned>(rng.below(max)) + 1;
+    };
     s.store_faults.refuse = maybe(500);
     s.store_faults.drop = maybe(800);
     s.store_faults.lose_reply = maybe(1500);

@@ -19,7 +19,8 @@ std::string Received::header(const std::string& name) const {
     return lines.substr(begin, lines.find("\r\n", begin) - begin);
 }
 
-FakeExchange::FakeExchange(runtime::Loop& loop, FakeRequest request) : loop_(loop), request_(std::move(request)) {
+FakeExchange::FakeExchange(runtime::Loop& loop, FakeRequest request)
+    : loop_(loop), request_(std::move(request)) {
     head_.method = request_.method;
     head_.target = request_.target;
     const auto question = head_.target.find('?');
@@ -49,7 +50,8 @@ Task<BodyPiece> FakeExchange::read_some() {
 }
 
 Task<bool> FakeExchange::send(std::string bytes) {
-    if (write_takes.count() != 0) co_await loop_.sleep_until(std::min(loop_.now() + write_takes, vanish_at));
+    if (write_takes.count() != 0)
+        co_await loop_.sleep_until(std::min(loop_.now() + write_takes, vanish_at));
     if (client_gone()) co_return false;
     if (received_.state == Received::State::nothing) {
         received_.state = Received::State::partial;
@@ -61,7 +63,8 @@ Task<bool> FakeExchange::send(std::string bytes) {
     co_return true;
 }
 
-Task<bool> FakeExchange::respond(const http::ResponseHead& head, std::span<const std::string_view> body) {
+Task<bool> FakeExchange::respond(const http::ResponseHead& head,
+                                 std::span<const std::string_view> body) {
     SEMEL_ASSERT(!answered_ && !begun_, "a handler gives one answer");
     std::string whole;
     for (const std::string_view piece : body) whole += piece;

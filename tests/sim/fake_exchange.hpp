@@ -1,4 +1,5 @@
-// FakeExchange: a client of a simulation: its request goes in, what it would see comes out. It may vanish or read slowly.
+// FakeExchange: a client of a simulation: its request goes in, what it would see comes out. It may
+// vanish or read slowly.
 #pragma once
 
 #include <optional>
@@ -39,12 +40,14 @@ struct Received {
     [[nodiscard]] std::string header(const std::string& name) const;
 };
 
-/// On the loop of the process that handles it. Destroyed after its handler ended (or with the crashed process).
+/// On the loop of the process that handles it. Destroyed after its handler ended (or with the
+/// crashed process).
 class FakeExchange final : public http::Exchange {
   public:
     FakeExchange(runtime::Loop& loop, FakeRequest request);
 
-    /// From then on the client is gone: sends fail, and what was not accepted before is not received.
+    /// From then on the client is gone: sends fail, and what was not accepted before is not
+    /// received.
     SteadyTime vanish_at = SteadyTime::max();
     /// A slow reader: each write is accepted only after this long.
     std::chrono::nanoseconds write_takes{0};
@@ -61,7 +64,8 @@ class FakeExchange final : public http::Exchange {
     http::Task<http::BodyStatus> read_body(std::string& into, std::uint64_t limit) override;
     http::Task<http::BodyPiece> read_some() override;
     using http::Exchange::respond;
-    http::Task<bool> respond(const http::ResponseHead& head, std::span<const std::string_view> body) override;
+    http::Task<bool> respond(const http::ResponseHead& head,
+                             std::span<const std::string_view> body) override;
     void begin(const http::ResponseHead& head, std::optional<std::uint64_t> length) override;
     http::Task<bool> write(std::string_view bytes) override;
     http::Task<bool> finish(std::string_view last) override;

@@ -33,8 +33,13 @@ CallError cancelled() { return error(CallError::Kind::cancelled, true, "cancelle
 
 class FakeResponse final : public http::Response {
   public:
-    FakeResponse(Loop& loop, UpstreamPlan plan, SteadyTime head_at, milliseconds idle, std::shared_ptr<Interrupt> interrupt)
-        : loop_(loop), plan_(std::move(plan)), at_(head_at), idle_(idle), interrupt_(std::move(interrupt)) {
+    FakeResponse(Loop& loop, UpstreamPlan plan, SteadyTime head_at, milliseconds idle,
+                 std::shared_ptr<Interrupt> interrupt)
+        : loop_(loop),
+          plan_(std::move(plan)),
+          at_(head_at),
+          idle_(idle),
+          interrupt_(std::move(interrupt)) {
         for (const auto& [name, value] : plan_.headers) headers_.push_back({name, value});
         for (const auto& piece : plan_.body) length_ += piece.bytes.size();
     }
@@ -51,7 +56,8 @@ class FakeResponse final : public http::Response {
         const milliseconds gap = at_end ? plan_.end_after : plan_.body[next_].after;
         const bool stalls = at_end && plan_.end == UpstreamPlan::End::stall;
         const SteadyTime there = at_ + gap;
-        // Counted from the call, not from the read: what came while the reader was away lies in the kernel's buffer.
+        // Counted from the call, not from the read: what came while the reader was away lies in the
+        // kernel's buffer.
         const SteadyTime limit = std::max(loop_.now(), at_) + idle_;
         const bool in_time = !stalls && there <= limit;
         if (!co_await wait_until(loop_, interrupt_, in_time ? there : limit)) co_return cancelled();
@@ -85,15 +91,17 @@ class FakeClient final : public http::Client {
   public:
     FakeClient(Loop& loop, FakeUpstream& upstream) : loop_(loop), upstream_(upstream) {}
 
-    Task<std::variant<std::unique_ptr<http::Response>, CallError>> call(const http::Origin& origin, http::Request request,
-                                                                        http::Timeouts timeouts,
-                                                                        CancelToken* cancel) override {
+    Task<std::variant<std::unique_ptr<http::Response>, CallError>> call(
+        const http::Origin& origin, http::Request request, http::Timeouts timeouts,
+        CancelToken* cancel) override {
         auto interrupt = std::make_shared<Interrupt>();
         FakeUpstream::Call arrived{origin.base_path + request.target, request.headers, {}, 0};
         if (request.source) {
             for (;;) {
                 const auto piece = co_await request.source();
-                if (!piece) co_return error(CallError::Kind::body_source, true, "the request's body broke off");
+                if (!piece)
+                    co_return error(CallError::Kind::body_source, true,
+                                    "the request's body broke off");
                 if (piece->empty()) break;
                 arrived.body.append(*piece);
             }
@@ -110,9 +118,9 @@ class FakeClient final : public http::Client {
     }
 
   private:
-    Task<std::variant<std::unique_ptr<http::Response>, CallError>> head(UpstreamPlan plan, SteadyTime sent,
-                                                                        http::Timeouts timeouts,
-                                                                        std::shared_ptr<Interrupt> interrupt) {
+    Task<std::variant<std::unique_ptr<http::Response>, CallError>> head(
+        UpstreamPlan plan, SteadyTime sent, http::Timeouts timeouts,
+        std::shared_ptr<Interrupt> interrupt) {
         using Start = UpstreamPlan::Start;
         const SteadyTime limit = sent + timeouts.first_byte;
         const SteadyTime there = sent + plan.head_after;
@@ -121,10 +129,12 @@ class FakeClient final : public http::Client {
                 co_await wait_until(loop_, interrupt, sent + milliseconds{1});
                 co_return error(CallError::Kind::refused, false, "connection refused");
             case Start::connect_timeout:
-                if (!co_await wait_until(loop_, interrupt, sent + timeouts.connect)) co_return cancelled();
+                if (!co_await wait_until(loop_, interrupt, sent + timeouts.connect))
+                    co_return cancelled();
                 co_return error(CallError::Kind::connect_timeout, false, "no connection in time");
             case Start::reset:
-                if (!co_await wait_until(loop_, interrupt, std::min(there, limit))) co_return cancelled();
+                if (!co_await wait_until(loop_, interrupt, std::min(there, limit)))
+                    co_return cancelled();
                 co_return error(CallError::Kind::reset, true, "the connection was reset");
             case Start::silent:
             case Start::answered:

@@ -1,4 +1,5 @@
-// FakeUpstream: the paid API of a simulation: scripted answers in virtual time, paid calls counted per request body.
+// FakeUpstream: the paid API of a simulation: scripted answers in virtual time, paid calls counted
+// per request body.
 #pragma once
 
 #include <algorithm>
@@ -31,14 +32,15 @@ struct UpstreamPlan {
         complete,  ///< The body ends as its framing says.
         cut,       ///< The connection closes before.
         reset,
-        stall,     ///< Nothing more comes.
+        stall,  ///< Nothing more comes.
     };
     struct Piece {
         milliseconds after{0};  ///< After the one before it.
         std::string bytes;
     };
     Start start = Start::answered;
-    bool paid = true;  ///< The upstream counts (and bills) it. Never true for refused and connect_timeout.
+    bool paid =
+        true;  ///< The upstream counts (and bills) it. Never true for refused and connect_timeout.
     milliseconds head_after{50};
     int status = 200;
     std::vector<std::pair<std::string, std::string>> headers{{"Content-Type", "application/json"}};
@@ -79,8 +81,8 @@ class FakeUpstream {
     UpstreamPlan arrive(Call call) {
         call.number = ++calls_[call.body];
         UpstreamPlan chosen = plan ? plan(call) : UpstreamPlan{};
-        const bool connected =
-            chosen.start != UpstreamPlan::Start::refused && chosen.start != UpstreamPlan::Start::connect_timeout;
+        const bool connected = chosen.start != UpstreamPlan::Start::refused &&
+                               chosen.start != UpstreamPlan::Start::connect_timeout;
         if (chosen.paid && connected) {
             ++paid_[call.body];
             if (on_paid) on_paid(call);

@@ -1,4 +1,5 @@
-// Planted defects: each rule of the protocol is broken once, and the checks must notice within a number of seeds.
+// Planted defects: each rule of the protocol is broken once, and the checks must notice within a
+// number of seeds.
 #include <gtest/gtest.h>
 
 #include "sim/engine_workload.hpp"
@@ -27,11 +28,14 @@ class PlantedStore final : public core::Store {
                 results.emplace_back(Decided{std::move(*answered), inner_.now()});
                 continue;
             }
-            inner_.submit({std::move(item)}, [&](core::BatchResults one) { results.push_back(std::move(one.front())); });
+            inner_.submit({std::move(item)}, [&](core::BatchResults one) {
+                results.push_back(std::move(one.front()));
+            });
         }
         done(std::move(results));
     }
-    Result<core::ScanPage> scan(const core::ScanFilter& filter, const std::string& cursor, std::size_t limit) override {
+    Result<core::ScanPage> scan(const core::ScanFilter& filter, const std::string& cursor,
+                                std::size_t limit) override {
         return inner_.scan(filter, cursor, limit);
     }
     Result<std::size_t> purge(std::size_t limit) override { return inner_.purge(limit); }
@@ -112,7 +116,8 @@ Caught hunt(RunOptions options) {
 void expect_caught(RunOptions options) {
     const Caught caught = hunt(std::move(options));
     EXPECT_LT(caught.seed, seeds_max) << "the checks are blind to this defect";
-    std::printf("             caught by seed %llu: %s\n", static_cast<unsigned long long>(caught.seed), caught.violation.c_str());
+    std::printf("             caught by seed %llu: %s\n",
+                static_cast<unsigned long long>(caught.seed), caught.violation.c_str());
 }
 
 TEST(PlantedDefect, none_the_decorator_alone_violates_nothing) {
@@ -120,9 +125,15 @@ TEST(PlantedDefect, none_the_decorator_alone_violates_nothing) {
     EXPECT_EQ(caught.violation, "") << "seed " << caught.seed;
 }
 
-TEST(PlantedDefect, a_complete_that_is_not_fenced_is_caught) { expect_caught(with(unfence<core::Complete>)); }
-TEST(PlantedDefect, a_fail_that_is_not_fenced_is_caught) { expect_caught(with(unfence<core::Fail>)); }
-TEST(PlantedDefect, renewals_that_are_never_sent_are_caught) { expect_caught(with(pretend<core::Renew>)); }
+TEST(PlantedDefect, a_complete_that_is_not_fenced_is_caught) {
+    expect_caught(with(unfence<core::Complete>));
+}
+TEST(PlantedDefect, a_fail_that_is_not_fenced_is_caught) {
+    expect_caught(with(unfence<core::Fail>));
+}
+TEST(PlantedDefect, renewals_that_are_never_sent_are_caught) {
+    expect_caught(with(pretend<core::Renew>));
+}
 TEST(PlantedDefect, a_lost_acquire_that_is_not_released_is_caught) {
     expect_caught(with([](core::Store& truth, Item& item) -> std::optional<core::StoreOutcome> {
         const auto* release = std::get_if<core::Release>(&item.operation);
@@ -132,7 +143,8 @@ TEST(PlantedDefect, a_lost_acquire_that_is_not_released_is_caught) {
 }
 TEST(PlantedDefect, an_acquire_without_its_time_limit_is_caught) {
     expect_caught(with([](core::Store&, Item& item) -> std::optional<core::StoreOutcome> {
-        if (auto* acquire = std::get_if<core::Acquire>(&item.operation)) acquire->not_after.us = INT64_MAX;
+        if (auto* acquire = std::get_if<core::Acquire>(&item.operation))
+            acquire->not_after.us = INT64_MAX;
         return std::nullopt;
     }));
 }
@@ -147,29 +159,38 @@ TEST(PlantedDefect, a_running_intent_granted_to_a_second_owner_is_caught) {
         const auto* acquire = std::get_if<core::Acquire>(&item.operation);
         if (acquire == nullptr) return std::nullopt;
         const RecordPtr record = look(truth, item.key);
-        if (!record || record->status != core::Status::processing || record->nonce == acquire->nonce) return std::nullopt;
-        return core::Granted{.kind = core::Granted::Kind::repeated, .token = record->token, .attempt = record->attempt};
+        if (!record || record->status != core::Status::processing ||
+            record->nonce == acquire->nonce)
+            return std::nullopt;
+        return core::Granted{.kind = core::Granted::Kind::repeated,
+                             .token = record->token,
+                             .attempt = record->attempt};
     }));
 }
 TEST(PlantedDefect, an_unknown_outcome_taken_for_a_free_failure_is_caught) {
     expect_caught(with([](core::Store&, Item& item) -> std::optional<core::StoreOutcome> {
-        if (auto* fail = std::get_if<core::Fail>(&item.operation)) fail->certainty = core::Certainty::not_processed;
+        if (auto* fail = std::get_if<core::Fail>(&item.operation))
+            fail->certainty = core::Certainty::not_processed;
         return std::nullopt;
     }));
 }
 TEST(PlantedDefect, a_call_that_is_never_marked_as_started_is_caught) {
     expect_caught(with([](core::Store& truth, Item& item) -> std::optional<core::StoreOutcome> {
-        if (auto* acquire = std::get_if<core::Acquire>(&item.operation)) acquire->starts_call = false;
+        if (auto* acquire = std::get_if<core::Acquire>(&item.operation))
+            acquire->starts_call = false;
         return pretend<core::Start>(truth, item);
     }));
 }
 TEST(PlantedDefect, an_intent_held_as_unknown_that_runs_again_by_itself_is_caught) {
     expect_caught(with([](core::Store&, Item& item) -> std::optional<core::StoreOutcome> {
-        if (auto* acquire = std::get_if<core::Acquire>(&item.operation)) acquire->policy.on_unknown = core::OnUnknown::rerun;
+        if (auto* acquire = std::get_if<core::Acquire>(&item.operation))
+            acquire->policy.on_unknown = core::OnUnknown::rerun;
         return std::nullopt;
     }));
 }
-TEST(PlantedDefect, a_complete_that_is_swallowed_is_caught) { expect_caught(with(pretend<core::Complete>)); }
+TEST(PlantedDefect, a_complete_that_is_swallowed_is_caught) {
+    expect_caught(with(pretend<core::Complete>));
+}
 TEST(PlantedDefect, a_decision_under_the_old_token_is_caught) {
     // Resolve as a compare-and-set on nothing: it strikes whatever is there.
     expect_caught(with([](core::Store& truth, Item& item) -> std::optional<core::StoreOutcome> {

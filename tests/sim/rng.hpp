@@ -21,8 +21,10 @@ class Rng {
     /// True in `chance` of `of` cases.
     bool one_in(std::uint64_t of) { return below(of) == 0; }
     bool percent(unsigned chance) { return below(100) < chance; }
-    std::chrono::microseconds between(std::chrono::microseconds low, std::chrono::microseconds high) {
-        return low + std::chrono::microseconds(below(static_cast<std::uint64_t>((high - low).count()) + 1));
+    std::chrono::microseconds between(std::chrono::microseconds low,
+                                      std::chrono::microseconds high) {
+        return low + std::chrono::microseconds(
+                         below(static_cast<std::uint64_t>((high - low).count()) + 1));
     }
 
   private:

@@ -41,7 +41,9 @@ void World::make_process(int number) {
     Process* raw = process.get();
     process->store = std::make_unique<FaultyStore>(
         wrapped_ ? *wrapped_ : *store_,
-        [this, raw](microseconds d, std::function<void()> happen) { after(d, std::move(happen), raw); },
+        [this, raw](microseconds d, std::function<void()> happen) {
+            after(d, std::move(happen), raw);
+        },
         [this](std::uint64_t bound) { return rng.below(bound); });
     processes_.push_back(std::move(process));
 }
@@ -55,9 +57,10 @@ void World::start(Process& process) {
     process.counters = std::make_unique<engine::EngineCounters>();
     process.loop = std::make_unique<runtime::Loop>(clock, runtime::Loop::Mode::simulated);
     engine::EngineOptions options = options_.engine;
-    options.owner.id = "p" + std::to_string(process.number) + "." + std::to_string(process.incarnation);
-    process.engine = std::make_unique<engine::Engine>(*process.loop, *process.store, options, *process.hot, *process.spool,
-                                                      *process.counters);
+    options.owner.id =
+        "p" + std::to_string(process.number) + "." + std::to_string(process.incarnation);
+    process.engine = std::make_unique<engine::Engine>(
+        *process.loop, *process.store, options, *process.hot, *process.spool, *process.counters);
     if (options_.sweep) {
         const milliseconds third = options_.engine.lease / 3;
         process.sweeper = std::make_unique<engine::Sweeper>(
@@ -80,8 +83,9 @@ void World::destroy(Process& process) {
         dead->engine = std::move(process.engine);
         dead->sweeper = std::move(process.sweeper);
         dead->app = std::move(process.app);
-        // The store's and the spool's references in it dangle from now on; nothing of it ever runs again. Answers that
-        // are still under way find a closed gate only if the engine goes: so it alone does, with the loop still there.
+        // The store's and the spool's references in it dangle from now on; nothing of it ever runs
+        // again. Answers that are still under way find a closed gate only if the engine goes: so it
+        // alone does, with the loop still there.
         dead->engine.reset();
         graveyard().push_back(std::move(dead));
         return;
@@ -105,10 +109,13 @@ void World::pause(Process& process, milliseconds d) {
     process.paused_until = now() + d;
     process.last_disturbed = process.paused_until;
     const int incarnation = process.incarnation;
-    after(d, [this, p = &process, incarnation] {
-        if (!p->alive || p->incarnation != incarnation || paused(*p)) return;
-        trace("resume p" + std::to_string(p->number));
-    }, &process);
+    after(
+        d,
+        [this, p = &process, incarnation] {
+            if (!p->alive || p->incarnation != incarnation || paused(*p)) return;
+            trace("resume p" + std::to_string(p->number));
+        },
+        &process);
 }
 
 Process* World::any_alive() {
@@ -120,7 +127,8 @@ Process* World::any_alive() {
 }
 
 void World::after(microseconds d, std::function<void()> happen, Process* process) {
-    events_.push(Event{now() + std::max(d, microseconds{0}), ++last_sequence_, std::move(happen), process});
+    events_.push(
+        Event{now() + std::max(d, microseconds{0}), ++last_sequence_, std::move(happen), process});
 }
 
 void World::run_ready(Process* process) {
@@ -182,7 +190,8 @@ core::RecordPtr World::record(const core::StoredKey& key) {
 
 void World::trace(const std::string& line) const {
     if (!tracing) return;
-    const auto us = std::chrono::duration_cast<microseconds>(now().time_since_epoch()).count() - 1'000'000'000;
+    const auto us =
+        std::chrono::duration_cast<microseconds>(now().time_since_epoch()).count() - 1'000'000'000;
     std::printf("%12.6f  %s\n", static_cast<double>(us) / 1e6, line.c_str());
 }
 

@@ -1,4 +1,5 @@
-// World: a deterministic simulation: one thread, a virtual clock, seeded chance, processes that crash and stall, one store.
+// World: a deterministic simulation: one thread, a virtual clock, seeded chance, processes that
+// crash and stall, one store.
 #pragma once
 
 #include <functional>
@@ -35,16 +36,18 @@ class App {
     virtual ~App() = default;
 };
 
-/// A slot in which processes start, crash and start again. Hot records die with the process, the spool is its disk.
+/// A slot in which processes start, crash and start again. Hot records die with the process, the
+/// spool is its disk.
 struct Process {
     World* world = nullptr;
     int number = 0;
     int incarnation = 0;  ///< Starts so far.
     bool alive = false;
-    SteadyTime paused_until = SteadyTime::min();  ///< A zombie: its loop stands still until then.
+    SteadyTime paused_until = SteadyTime::min();    ///< A zombie: its loop stands still until then.
     SteadyTime last_disturbed = SteadyTime::min();  ///< Last crash, pause or outage (or its end).
     std::unique_ptr<engine::Spool> spool;
-    std::unique_ptr<FaultyStore> store;  ///< Its connection; survives, for what was sent before a crash arrives after it.
+    std::unique_ptr<FaultyStore>
+        store;  ///< Its connection; survives, for what was sent before a crash arrives after it.
     std::unique_ptr<engine::HotRecords> hot;
     std::unique_ptr<engine::EngineCounters> counters;
     std::unique_ptr<runtime::Loop> loop;
@@ -57,12 +60,14 @@ struct WorldOptions {
     int processes = 2;
     engine::EngineOptions engine{.owner = {}};
     bool sweep = true;
-    /// Puts something between the network and the store (a planted defect). The store given outlives the one made.
+    /// Puts something between the network and the store (a planted defect). The store given
+    /// outlives the one made.
     std::function<std::unique_ptr<core::Store>(core::Store&)> wrap_store;
     /// Makes a process's spool; by default one in memory.
     std::function<std::unique_ptr<engine::Spool>()> make_spool;
     std::function<std::unique_ptr<App>(Process&)> make_app;
-    /// Crashed processes are never destroyed: for apps whose suspended coroutines refer to the app itself.
+    /// Crashed processes are never destroyed: for apps whose suspended coroutines refer to the app
+    /// itself.
     bool leak_crashed = false;
 };
 

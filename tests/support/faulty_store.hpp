@@ -1,4 +1,5 @@
-// FaultyStore: a store behind a bad network: lost, late and repeated requests and replies, outages. Deterministic.
+// FaultyStore: a store behind a bad network: lost, late and repeated requests and replies, outages.
+// Deterministic.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ enum class Fate {
     lose_reply,    ///< Applied; the caller does not know.
     execute_late,  ///< The caller is told that it is unknown; it is applied afterwards.
     delay_reply,   ///< Applied now, answered after `late_reply_min` to `late_max`.
-    repeat,        ///< Applied twice. A batch with an acquire: back to back (its nonce makes that one grant), else later.
+    repeat,  ///< Applied twice. A batch with an acquire: back to back (its nonce makes that one
+             ///< grant), else later.
 };
 
 /// Chances in 10,000 per batch, and delays.
@@ -32,7 +34,8 @@ struct StoreFaults {
     unsigned refuse = 0, drop = 0, lose_reply = 0, execute_late = 0, delay_reply = 0, repeat = 0;
     microseconds latency_min{100};
     microseconds latency_max{2000};
-    milliseconds late_reply_min{2500};  ///< Above the engine's patience, so that a delayed reply counts as lost.
+    milliseconds late_reply_min{
+        2500};  ///< Above the engine's patience, so that a delayed reply counts as lost.
     milliseconds late_max{15000};
 };
 
@@ -49,7 +52,8 @@ class FaultyStore final : public core::Store {
     bool down = false;  ///< Every batch is refused, scans fail.
     /// Decides the fate of a batch instead of chance; nullopt: chance decides.
     std::function<std::optional<Fate>(const std::vector<core::Item>&)> script;
-    /// Told each batch's fate when it is submitted, and each item that was applied, with its result.
+    /// Told each batch's fate when it is submitted, and each item that was applied, with its
+    /// result.
     std::function<void(const std::vector<core::Item>&, Fate)> on_submit;
     std::function<void(const core::Item&, const base::Result<core::Decided>&, Fate)> on_applied;
     /// Added to what now() says: this process's idea of the store's clock.
@@ -62,11 +66,13 @@ class FaultyStore final : public core::Store {
         const microseconds arrival = arrival_after();
         switch (fate) {
             case Fate::serve:
-                later_(arrival, [this, fate, items = std::move(items), done = std::move(done)]() mutable {
-                    apply(std::move(items), fate, [this, done = std::move(done)](core::BatchResults results) {
-                        reply(latency(), done, std::move(results));
-                    });
-                });
+                later_(arrival,
+                       [this, fate, items = std::move(items), done = std::move(done)]() mutable {
+                           apply(std::move(items), fate,
+                                 [this, done = std::move(done)](core::BatchResults results) {
+                                     reply(latency(), done, std::move(results));
+                                 });
+                       });
                 return;
             case Fate::refuse:
                 reply(latency(), done, failed(n, base::Applied::no));
@@ -75,44 +81,58 @@ class FaultyStore final : public core::Store {
                 reply(unanswered(), done, failed(n, base::Applied::unknown));
                 return;
             case Fate::lose_reply:
-                later_(arrival, [this, fate, items = std::move(items)]() mutable { apply(std::move(items), fate, [](auto&&) {}); });
+                later_(arrival, [this, fate, items = std::move(items)]() mutable {
+                    apply(std::move(items), fate, [](auto&&) {});
+                });
                 reply(arrival + unanswered(), done, failed(n, base::Applied::unknown));
                 return;
             case Fate::execute_late:
                 reply(latency(), done, failed(n, base::Applied::unknown));
-                later_(microseconds(random_(static_cast<std::uint64_t>(microseconds(faults.late_max).count()))),
-                       [this, fate, items = std::move(items)]() mutable { apply(std::move(items), fate, [](auto&&) {}); });
+                later_(microseconds(random_(
+                           static_cast<std::uint64_t>(microseconds(faults.late_max).count()))),
+                       [this, fate, items = std::move(items)]() mutable {
+                           apply(std::move(items), fate, [](auto&&) {});
+                       });
                 return;
             case Fate::delay_reply:
-                later_(arrival, [this, fate, items = std::move(items), done = std::move(done)]() mutable {
-                    apply(std::move(items), fate, [this, done = std::move(done)](core::BatchResults results) {
-                        reply(between(faults.late_reply_min, faults.late_max), done, std::move(results));
-                    });
-                });
+                later_(arrival,
+                       [this, fate, items = std::move(items), done = std::move(done)]() mutable {
+                           apply(std::move(items), fate,
+                                 [this, done = std::move(done)](core::BatchResults results) {
+                                     reply(between(faults.late_reply_min, faults.late_max), done,
+                                           std::move(results));
+                                 });
+                       });
                 return;
             case Fate::repeat: {
-                const bool acquires = std::any_of(items.begin(), items.end(), [](const core::Item& item) {
-                    return std::holds_alternative<core::Acquire>(item.operation);
-                });
-                later_(arrival, [this, fate, acquires, items = std::move(items), done = std::move(done)]() mutable {
+                const bool acquires =
+                    std::any_of(items.begin(), items.end(), [](const core::Item& item) {
+                        return std::holds_alternative<core::Acquire>(item.operation);
+                    });
+                later_(arrival, [this, fate, acquires, items = std::move(items),
+                                 done = std::move(done)]() mutable {
                     auto again = items;
                     apply(std::move(items), fate, [&](core::BatchResults results) {
                         if (!acquires) reply(latency(), done, std::move(results));
                     });
                     if (acquires) {
-                        apply(std::move(again), fate, [&](core::BatchResults results) { reply(latency(), done, std::move(results)); });
+                        apply(std::move(again), fate, [&](core::BatchResults results) {
+                            reply(latency(), done, std::move(results));
+                        });
                         return;
                     }
-                    later_(between(milliseconds{0}, faults.late_max), [this, fate, again = std::move(again)]() mutable {
-                        apply(std::move(again), fate, [](auto&&) {});
-                    });
+                    later_(between(milliseconds{0}, faults.late_max),
+                           [this, fate, again = std::move(again)]() mutable {
+                               apply(std::move(again), fate, [](auto&&) {});
+                           });
                 });
                 return;
             }
         }
     }
 
-    base::Result<core::ScanPage> scan(const core::ScanFilter& filter, const std::string& cursor, std::size_t limit) override {
+    base::Result<core::ScanPage> scan(const core::ScanFilter& filter, const std::string& cursor,
+                                      std::size_t limit) override {
         if (down) return unavailable(base::Applied::no);
         return inner_.scan(filter, cursor, limit);
     }
@@ -131,7 +151,9 @@ class FaultyStore final : public core::Store {
 
   private:
     static base::Error unavailable(base::Applied applied) {
-        return {.code = base::ErrorCode::store_unavailable, .applied = applied, .detail = "injected fault"};
+        return {.code = base::ErrorCode::store_unavailable,
+                .applied = applied,
+                .detail = "injected fault"};
     }
     static core::BatchResults failed(std::size_t n, base::Applied applied) {
         core::BatchResults results;
@@ -157,12 +179,16 @@ class FaultyStore final : public core::Store {
     }
 
     microseconds between(microseconds low, microseconds high) {
-        return low + microseconds(random_(static_cast<std::uint64_t>(std::max<std::int64_t>((high - low).count(), 1))));
+        return low + microseconds(random_(static_cast<std::uint64_t>(
+                         std::max<std::int64_t>((high - low).count(), 1))));
     }
     microseconds latency() { return between(faults.latency_min, faults.latency_max); }
     /// A caller learns soon (a reset), or only by its own time-out.
-    microseconds unanswered() { return random_(2) == 0 ? latency() : microseconds(std::chrono::seconds{30}); }
-    /// Batches of one process arrive in order: their delays only grow within a moment. Late ones are the exception.
+    microseconds unanswered() {
+        return random_(2) == 0 ? latency() : microseconds(std::chrono::seconds{30});
+    }
+    /// Batches of one process arrive in order: their delays only grow within a moment. Late ones
+    /// are the exception.
     microseconds arrival_after() {
         const microseconds drawn = latency();
         const core::StoreTime at = std::max(inner_.now() + drawn, last_arrival_);
@@ -170,7 +196,8 @@ class FaultyStore final : public core::Store {
         return at - inner_.now();
     }
 
-    void apply(std::vector<core::Item> items, Fate fate, const std::function<void(core::BatchResults)>& then) {
+    void apply(std::vector<core::Item> items, Fate fate,
+               const std::function<void(core::BatchResults)>& then) {
         std::vector<core::Item> seen;
         if (on_applied) seen = items;
         inner_.submit(std::move(items), [&](core::BatchResults results) {

@@ -12,10 +12,21 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <utility>
 
 #include "stores/rocksdb/layout.hpp"
+#include "stores/rocksdb/log_tail.hpp"
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+// Debian's RocksDB is not instrumented: what its threads do to each other under its own locks looks like races.
+extern "C" const char* __tsan_default_suppressions() { return "called_from_lib:librocksdb.so\n"; }
+#endif
+#endif
 
 namespace semel::stores {
 namespace {
@@ -72,7 +83,8 @@ class FailureListener final : public rocksdb::EventListener {
     std::shared_ptr<std::atomic<bool>> failed_;
 };
 
-rocksdb::DBOptions database_options(const DatabaseOptions& options, bool preallocate) {
+rocksdb::DBOptions database_options(const DatabaseOptions& options, rocksdb::WALRecoveryMode recovery,
+                                    bool preallocate) {
     rocksdb::DBOptions o;
     o.create_if_missing = true;
     o.create_missing_column_families = true;
@@ -89,8 +101,7 @@ rocksdb::DBOptions database_options(const DatabaseOptions& options, bool preallo
     o.stats_dump_period_sec = 0;
     o.stats_persist_period_sec = 0;
     o.skip_stats_update_on_db_open = true;
-    o.wal_recovery_mode = options.sync ? rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords
-                                       : rocksdb::WALRecoveryMode::kPointInTimeRecovery;
+    o.wal_recovery_mode = recovery;
     // Without it a log that lost its end, followed by a later log, would be a hole that nobody sees.
     o.track_and_verify_wals_in_manifest = true;
     return o;
@@ -170,13 +181,17 @@ Database::~Database() {
     db->Close().PermitUncheckedError();
 }
 
-base::Result<std::unique_ptr<Database>> open_database(const DatabaseOptions& options, bool read_only) {
+namespace {
+
+base::Result<std::unique_ptr<Database>> open_once(const DatabaseOptions& options, bool read_only,
+                                                  rocksdb::WALRecoveryMode recovery) {
     auto database = std::make_unique<Database>();
     auto warnings = std::make_shared<WarningLog>();
     database->background_failed = std::make_shared<std::atomic<bool>>(false);
     database->read_only = read_only;
 
-    rocksdb::DBOptions o = database_options(options, free_bytes(options.path) >= preallocate_if_free_bytes);
+    rocksdb::DBOptions o =
+        database_options(options, recovery, free_bytes(options.path) >= preallocate_if_free_bytes);
     o.info_log = warnings;
     o.listeners.push_back(std::make_shared<FailureListener>(database->background_failed));
     // Compaction must not take the processor from requests, nor the disk from syncs.
@@ -204,6 +219,39 @@ base::Result<std::unique_ptr<Database>> open_database(const DatabaseOptions& opt
     database->conversations = handles[4];
     read_drops(said, *database);
     return database;
+}
+
+/// The log with the highest number; empty if there is none.
+std::filesystem::path newest_log(const std::string& path) {
+    std::filesystem::path newest;
+    std::error_code failed;
+    for (const auto& entry : std::filesystem::directory_iterator(path, failed)) {
+        // RocksDB pads the numbers to one width.
+        if (entry.path().extension() == ".log" && entry.path().filename() > newest.filename()) newest = entry.path();
+    }
+    return newest;
+}
+
+bool torn_at_its_end(const base::Error& error, const std::string& path) {
+    const std::filesystem::path log = newest_log(path);
+    if (log.empty() || error.detail.find(log.filename().string()) == std::string::npos) return false;
+    std::ifstream in(log, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    return only_last_write_is_torn(bytes);
+}
+
+}  // namespace
+
+base::Result<std::unique_ptr<Database>> open_database(const DatabaseOptions& options, bool read_only) {
+    using Mode = rocksdb::WALRecoveryMode;
+    if (!options.sync) return open_once(options, read_only, Mode::kPointInTimeRecovery);
+    auto opened = open_once(options, read_only, Mode::kTolerateCorruptedTailRecords);
+    // RocksDB tolerates a log that ends too early, but not one whose last write has holes, as a power cut also leaves it.
+    if (!opened && opened.error().code == base::ErrorCode::store_corrupt &&
+        torn_at_its_end(opened.error(), options.path)) {
+        return open_once(options, read_only, Mode::kPointInTimeRecovery);
+    }
+    return opened;
 }
 
 base::Error to_error(const rocksdb::Status& status, const std::string& path, const std::string& what) {

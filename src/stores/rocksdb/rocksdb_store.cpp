@@ -142,7 +142,7 @@ class RocksDbStore final : public Store {
     }
 
     void submit(std::vector<Item> items, BatchDone done) override {
-        if (!enqueue(Job{.items = std::move(items), .done = std::move(done), .run = {}, .results = {}})) return;
+        enqueue(Job{.items = std::move(items), .done = std::move(done), .run = {}, .results = {}});
     }
 
     Result<ScanPage> scan(const ScanFilter& filter, const std::string& cursor, std::size_t limit) override {
@@ -795,6 +795,7 @@ class RocksDbStore final : public Store {
                 }
                 break;
             case Transition::Write::durable:
+                if (!database_) return unreadable();
                 put_record(key, *transition.record);
                 changed_[key] = std::move(transition.record);
                 item_depends_ = true;
@@ -805,6 +806,7 @@ class RocksDbStore final : public Store {
     }
 
     Result<StoreOutcome> step(const StoredKey& key, PutChunk operation) {
+        if (!database_) return unreadable();
         if (dirty_chunks_.contains(key)) commit();
         auto present = read(database_->chunks, layout::chunk_key(key, operation.token, operation.n));
         if (!present) return present.error();
@@ -1015,6 +1017,7 @@ class RocksDbStore final : public Store {
     }
 
     Result<bool> is_orphaned(const ChunkGroup& group) {
+        if (!database_) return unreadable();
         auto until = read(database_->chunks, layout::chunk_key(group.key, group.token, layout::chunk_keep_until));
         if (!until) return until.error();
         if (*until) {

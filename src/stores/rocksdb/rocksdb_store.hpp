@@ -45,7 +45,7 @@ struct RocksDbReport {
     bool machine_restarted = false;      ///< Not closed cleanly, and the machine was started since.
     std::uint64_t leases_killed = 0;     ///< PROCESSING records found: their leases are over.
     std::uint64_t undecided = 0;         ///< Records loaded into memory.
-    std::uint64_t log_bytes_dropped = 0; ///< Of the log, behind the last consistent point (async only).
+    std::uint64_t log_bytes_dropped = 0; ///< Of the log, behind the last consistent point.
     /// The wall clock against the store's persisted one, in microseconds; > 0: the wall clock is ahead.
     std::int64_t wall_ahead_us = 0;
     bool clock_kept = false;   ///< The wall clock was not believed: the store goes on with its own time.
