@@ -1,4 +1,5 @@
 // semel serve: wires a process together, runs it, and ends it in order.
+#include <algorithm>
 #include <boost/json.hpp>
 #include <condition_variable>
 #include <csignal>
@@ -190,6 +191,7 @@ base::Result<void> Serving::listen() {
     engine::EngineOptions options;
     options.owner.id = base::hex(base::random_bytes(8));
     options.lease = config_.engine.lease;
+    options.acquire_patience = std::min(options.acquire_patience, options.lease / 2);  // a grant must arrive alive
 
     const unsigned count = config_.threads != 0 ? config_.threads : cores_allowed();
     std::uint16_t port = config_.listen.port;

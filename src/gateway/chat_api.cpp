@@ -393,6 +393,8 @@ Task<> ChatApi::own_turn(FlightPtr flight, std::shared_ptr<Question> question) {
          (*known)->status == core::Status::dead || (*known)->final);
     if (decided || (known && *known && !(*known)->fingerprint.matches(question->fingerprint))) {
         Call call = call_of();
+        call.look_only =
+            true;  // it has no history, and between the look and the acquire somebody may decide
         co_await owner_.run(flight, call);
         co_return;
     }

@@ -164,13 +164,17 @@ Problem store_problem(const base::Error& error) {
 struct Owner::Attempt {
     Attempt(Owner& owner_, FlightPtr flight_, Call& call_,
             std::unique_ptr<engine::LeaseGuard> lease_)
-        : owner(owner_), flight(std::move(flight_)), call(call_), lease(std::move(lease_)) {
+        : owner(owner_),
+          loop(owner_.engine_.loop()),
+          flight(std::move(flight_)),
+          call(call_),
+          lease(std::move(lease_)) {
         lease->on_overtaken = [this] { stop("overtaken"); };
         look();
     }
     ~Attempt() {
         lease->on_overtaken = nullptr;
-        owner.engine_.loop().cancel(timer);
+        loop.cancel(timer);
     }
     Attempt(const Attempt&) = delete;
     Attempt& operator=(const Attempt&) = delete;
@@ -184,8 +188,7 @@ struct Owner::Attempt {
     }
 
     void look() {
-        Loop& loop = owner.engine_.loop();
-        timer = loop.at(loop.now() + followers_look, [this, &loop] {
+        timer = loop.at(loop.now() + followers_look, [this] {
             if (flight->followers() == 0) {
                 if (call.route->on_disconnect == config::OnDisconnect::cancel) {
                     stop("client-disconnected");
@@ -198,6 +201,7 @@ struct Owner::Attempt {
     }
 
     Owner& owner;
+    Loop& loop;  // by itself: a destroyed loop's coroutines may outlive the engine
     FlightPtr flight;
     Call& call;
     std::unique_ptr<engine::LeaseGuard> lease;
@@ -280,6 +284,12 @@ Task<> Owner::run(FlightPtr flight, Call& call) {
     if (!lease) co_return;
     const RunningCall running(state_);
     const core::Granted granted = lease->granted();
+    if (call.look_only) {
+        co_await engine_.release(*lease);
+        state_.flights.leave(call.key, flight);
+        flight->move_on();
+        co_return;
+    }
     if (call.refused) {
         state_.flights.leave(call.key, flight);
         flight->break_off(std::move(*call.refused));

@@ -33,6 +33,8 @@ struct Call {
     /// Set: no call can be made for this request. What is recorded or running is still answered; a
     /// grant is given back.
     std::optional<Problem> refused;
+    /// What is decided is wanted and nothing else: a grant is given back and the follower looks again.
+    bool look_only = false;
     std::string label;  ///< The operation, readable.
     telemetry::Route metrics_route = telemetry::Route::chat_completions;
 

@@ -51,7 +51,8 @@ std::string upstream_headers(const http::RequestHead& head, const Upstream& upst
     out.reserve(512);
     const bool own_key = upstream.config->has_api_key;
     for (const http::Header& header : head.headers) {
-        if (http::is_hop_by_hop(header.name) || http::named_by_connection(head.headers, header.name))
+        if (http::is_hop_by_hop(header.name) ||
+            http::named_by_connection(head.headers, header.name))
             continue;
         if (is_credential_header(header.name) && (own_key || !rules.credential_goes_upstream))
             continue;

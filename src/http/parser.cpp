@@ -294,6 +294,10 @@ Parser::Taken Parser::take_head(std::string_view bytes) {
             break;
         }
         const auto lf = static_cast<std::size_t>(static_cast<const char*>(found) - base);
+        if (request_line_too_long(lf)) {
+            refuse(414, "target_too_long", "the request target is too long");
+            return {used, {}};
+        }
         if (lf == 0 || base[lf - 1] != '\r') {
             malformed("a line of the head ends in a bare LF");
             return {used, {}};
@@ -310,10 +314,8 @@ Parser::Taken Parser::take_head(std::string_view bytes) {
         if (!scan_line(line_begin_, line_end)) return {used, {}};
         line_begin_ = scanned_;
     }
-    if (kind_ == Kind::request && lines_ == 0 &&
-        head_.text.size() > limits_.target_max_bytes + 32) {
-        // 32: the longest method, two blanks and the version. Told apart before the line's end,
-        // which may never come.
+    if (request_line_too_long(head_.text.size())) {
+        // Told before the line's end, which may never come.
         refuse(414, "target_too_long", "the request target is too long");
     } else if (head_.text.size() >= limits_.head_max_bytes) {
         refuse(431, "head_too_large", "the request's headers are too large");

@@ -94,6 +94,11 @@ class Parser {
 
   private:
     struct Llhttp;
+    /// The first line is not over at `length` bytes, but must be: 32 is the longest method, two
+    /// blanks, the version and CR.
+    [[nodiscard]] bool request_line_too_long(std::size_t length) const {
+        return kind_ == Kind::request && lines_ == 0 && length > limits_.target_max_bytes + 32;
+    }
     bool scan_line(std::size_t line_begin, std::size_t line_end);
     void parse_head();
     void check_request();

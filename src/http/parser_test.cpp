@@ -276,6 +276,8 @@ std::vector<Case> cases() {
         {"long_target", "GET /" + std::string(2000, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n", refused,
          0, "", 414},
         {"endless_target", "GET /" + std::string(4000, 'a'), refused, 0, "", 414},
+        {"long_line_with_a_blank_early", "GET / " + std::string(1100, 'a') + "\r\n", refused, 0, "",
+         414},
         {"other_expectation", p + "Expect: foo\r\nContent-Length: 3\r\n\r\nabc", refused, 0, "",
          417},
         {"tls_hello", std::string("\x16\x03\x01\x02\x00\x01", 6), refused},

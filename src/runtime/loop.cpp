@@ -8,7 +8,31 @@
 namespace semel::runtime {
 
 Loop::Loop(base::Clock& clock, Mode mode) : clock_(clock), mode_(mode), io_(1), timer_(io_) {}
-Loop::~Loop() = default;
+Loop::~Loop() {
+    while (suspended_ != nullptr) {
+        Suspended& waits = *suspended_;
+        resume(waits);
+        waits.abandon();
+    }
+    while (!timers_.empty()) {
+        // Out of the map first: what dies with the callback may cancel other timers.
+        auto node = timers_.extract(timers_.begin());
+        by_id_.erase(node.mapped().first);
+    }
+}
+
+void Loop::suspend(Suspended& waits) {
+    waits.next_ = suspended_;
+    if (suspended_ != nullptr) suspended_->previous_ = &waits;
+    suspended_ = &waits;
+}
+
+void Loop::resume(Suspended& waits) {
+    if (suspended_ == &waits) suspended_ = waits.next_;
+    if (waits.previous_ != nullptr) waits.previous_->next_ = waits.next_;
+    if (waits.next_ != nullptr) waits.next_->previous_ = waits.previous_;
+    waits.previous_ = waits.next_ = nullptr;
+}
 
 TimerId Loop::at(SteadyTime when, std::function<void()> fire) {
     const TimerId id = ++last_id_;
@@ -23,7 +47,8 @@ void Loop::cancel(TimerId id) {
     if (found == by_id_.end()) return;
     timers_.erase(found->second);
     by_id_.erase(found);
-    // The Asio timer stays armed: it fires for nothing once, which is cheaper than to set it anew for each request.
+    // The Asio timer stays armed: it fires for nothing once, which is cheaper than to set it anew
+    // for each request.
 }
 
 void Loop::arm() {

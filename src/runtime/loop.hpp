@@ -1,4 +1,5 @@
-// Loop: one event loop, run by one thread: its executor, its timers, its time. Real or virtual (simulation).
+// Loop: one event loop, run by one thread: its executor, its timers, its time. Real or virtual
+// (simulation).
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,9 @@ using base::SteadyTime;
 using TimerId = std::uint64_t;
 
 /// All functions but post() and executor() are for the loop's own thread.
-/// Timers are kept in one ordered map behind a single Asio timer, so that a deadline per request costs a map node and no
-/// kernel timer. In a simulation there is no Asio timer: the driver asks for next_timer(), moves its clock and calls fire().
+/// Timers are kept in one ordered map behind a single Asio timer, so that a deadline per request
+/// costs a map node and no kernel timer. In a simulation there is no Asio timer: the driver asks
+/// for next_timer(), moves its clock and calls fire().
 class Loop {
   public:
     enum class Mode { real, simulated };
@@ -48,10 +50,30 @@ class Loop {
         asio::post(io_, std::forward<Fn>(fn));
     }
 
-    /// Starts a coroutine that nobody awaits. It is counted in `spawned()` until it ends; an exception that leaves it ends
-    /// the process (a coroutine of ours turns errors into values).
+    /// Starts a coroutine that nobody awaits. It is counted in `spawned()` until it ends; an
+    /// exception that leaves it ends the process (a coroutine of ours turns errors into values).
     void spawn(Task<> task);
     [[nodiscard]] std::size_t spawned() const { return spawned_; }
+
+    /// A coroutine of this loop that waits for something outside it. The loop destroys what still
+    /// waits when it is itself destroyed, so that a simulated crash (or a test's end) leaves no
+    /// coroutine behind.
+    class Suspended {
+      public:
+        Suspended() = default;
+        Suspended(const Suspended&) = delete;
+        Suspended& operator=(const Suspended&) = delete;
+        virtual ~Suspended() = default;
+        /// Destroys the coroutine without resuming it.
+        virtual void abandon() = 0;
+
+      private:
+        friend class Loop;
+        Suspended* previous_ = nullptr;
+        Suspended* next_ = nullptr;
+    };
+    void suspend(Suspended& waits);
+    void resume(Suspended& waits);
 
     // ---- simulation only
     /// Runs handlers until none is ready.
@@ -65,12 +87,15 @@ class Loop {
 
     base::Clock& clock_;
     Mode mode_;
-    asio::io_context io_;
     using TimerMap = std::multimap<SteadyTime, std::pair<TimerId, std::function<void()>>>;
     TimerMap timers_;
     std::map<TimerId, TimerMap::iterator> by_id_;
     TimerId last_id_ = 0;
-    asio::basic_waitable_timer<std::chrono::steady_clock, asio::wait_traits<std::chrono::steady_clock>, Executor> timer_;
+    Suspended* suspended_ = nullptr;  ///< Doubly linked.
+    asio::io_context io_;  // after the timers: coroutines that it destroys may still cancel theirs
+    asio::basic_waitable_timer<std::chrono::steady_clock,
+                               asio::wait_traits<std::chrono::steady_clock>, Executor>
+        timer_;
     SteadyTime armed_for_ = SteadyTime::max();
     std::size_t spawned_ = 0;
 };

@@ -36,7 +36,8 @@ TEST(Signal, a_waiter_is_woken_from_another_thread) {
         signal.notify();
         loop.post([&] { keep.reset(); });
     });
-    // The notification may come before the wait: then the loop is released by the post and the wait goes on.
+    // The notification may come before the wait: then the loop is released by the post and the wait
+    // goes on.
     while (!notified) {
         loop.io().restart();
         loop.io().run();

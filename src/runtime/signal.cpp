@@ -1,17 +1,19 @@
 #include "runtime/signal.hpp"
 
 #include <algorithm>
+#include <optional>
 
 namespace semel::runtime {
 
-// Touched on its own loop's thread only, apart from the pointer that notify() takes out of the list.
-struct Signal::Waiter {
-    explicit Waiter(Loop& l) : loop(l) {}
-    virtual ~Waiter() = default;
+// Touched on its own loop's thread only, apart from the pointer that notify() takes out of the
+// list.
+struct Signal::Waiter : Loop::Suspended {
+    explicit Waiter(Loop& l) : loop(l) { loop.suspend(*this); }
     virtual void resume(bool notified) = 0;
     void fire(bool notified) {
         if (done) return;
         done = true;
+        loop.resume(*this);
         loop.cancel(timer);
         resume(notified);
     }
@@ -24,8 +26,17 @@ namespace {
 template <class Handler>
 struct WaiterOf final : Signal::Waiter {
     WaiterOf(Loop& l, Handler h) : Waiter(l), handler(std::move(h)) {}
-    void resume(bool notified) override { std::move(handler)(notified); }
-    Handler handler;
+    void resume(bool notified) override {
+        Handler resumed = std::move(*handler);
+        handler.reset();
+        std::move(resumed)(notified);
+    }
+    void abandon() override {
+        done = true;
+        const auto kept = std::move(handler);  // its end may bring the end of this waiter
+        handler.reset();
+    }
+    std::optional<Handler> handler;
 };
 }  // namespace
 

@@ -11,8 +11,8 @@
 
 namespace semel::runtime {
 
-/// Use: read version(), look at the state, wait(loop, version, deadline), look again. A change between the look and the wait
-/// is not lost, because its notify raised the version. Thread-safe.
+/// Use: read version(), look at the state, wait(loop, version, deadline), look again. A change
+/// between the look and the wait is not lost, because its notify raised the version. Thread-safe.
 class Signal {
   public:
     Signal() = default;
@@ -22,8 +22,8 @@ class Signal {
     [[nodiscard]] std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
     /// Wakes everyone who waits, each on its own loop.
     void notify();
-    /// Suspends on `loop` (the caller's own) until the version is no longer `seen`: true; or until `deadline`: false.
-    /// The Signal must outlive the wait.
+    /// Suspends on `loop` (the caller's own) until the version is no longer `seen`: true; or until
+    /// `deadline`: false. The Signal must outlive the wait.
     Task<bool> wait(Loop& loop, std::uint64_t seen, SteadyTime deadline);
 
     struct Waiter;

@@ -153,6 +153,8 @@ class Exchange:
 
     def read_head(self):
         """Reads the head of the final answer (1xx are skipped)."""
+        if self._mode is not None:
+            return self
         while self.status is None:
             while b"\r\n\r\n" not in self._in:
                 if not self._fill():

@@ -211,7 +211,7 @@ def test_a_process_paused_past_its_lease_gives_everyone_the_same_answer(make, up
 
 def test_a_call_longer_than_many_leases_is_never_taken_over(make, up):
     semel = make(engine={"lease": SHORT_LEASE}).start()
-    up.on("slow", upstream.plain(delay=8))
+    up.on("slow", upstream.plain(delay=6))
     answers = together(5, lambda i: semel.chat("k", model="slow"))
     assert len(up.paid()) == 1 and len({a.body for a in answers}) == 1
     assert {a.attempt for a in answers} == {1}

@@ -9,7 +9,7 @@ import pytest
 
 from harness import Exchange, Lost, eventually, free_port
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("model")]  # one server for all
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 MODEL = "smollm2"
 QUESTION = [{"role": "user", "content": "Name three colours."}]
 FIXED = {"temperature": 0, "seed": 7, "max_tokens": 24}
@@ -65,7 +65,6 @@ def test_ask_and_replay(gateway, model_port):
     assert again.content == first.content and again.headers["X-Idempotent-Replayed"] == "true"
     usage = gateway.record(first.headers["semel-intent"])["usage"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (own.usage.prompt_tokens, own.usage.completion_tokens)
-    assert usage["upstream_ids"] == [first.parse().id]
 
 
 def test_ask_cut_ask_again_and_replay_a_stream(gateway, model_port):
@@ -87,13 +86,13 @@ def test_ask_cut_ask_again_and_replay_a_stream(gateway, model_port):
 def test_a_kill_in_the_middle_and_a_retry(gateway):
     c = client(gateway.port)
     with pytest.raises(Exception):
-        for i, _ in enumerate(ask(c, "k", stream=True, max_tokens=200).parse()):
+        for i, _ in enumerate(ask(c, "k", stream=True, max_tokens=60).parse()):
             if i == 5:
                 gateway.kill()
     gateway.start()
-    whole = ask(c, "k", stream=True, max_tokens=200)
+    whole = ask(c, "k", stream=True, max_tokens=60)
     assert text_of(whole.parse()) and whole.headers["semel-attempt"] == "2"
-    assert text_of(ask(c, "k", stream=True, max_tokens=200).parse())
+    assert text_of(ask(c, "k", stream=True, max_tokens=60).parse())
 
 
 def test_a_conversation_remembers(gateway):

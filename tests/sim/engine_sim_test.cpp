@@ -45,7 +45,7 @@ TEST_P(EngineSimulation, holds_its_invariants_under_every_seed) {
         sum.leases_lost += report.leases_lost;
         sum.second_payments_counted += report.second_payments_counted;
     }
-    if (replay) return;
+    if (replay || seeds_per_range < seeds_per_range_default) return;
     std::printf(
         "             takeovers %u, pending %u, ghosts %u (settled %u), crashes %u, pauses %u, "
         "decisions %u, "

@@ -7,22 +7,47 @@ using http::CallError;
 using runtime::Loop;
 using runtime::Task;
 
+/// A coroutine that waits for a moment. Owned by the loop's timer alone: what the coroutine itself
+/// holds must not keep it.
+struct Waiter {
+    using Handler = runtime::asio::async_result<runtime::UseAwaitable, void()>::handler_type;
+    explicit Waiter(Handler h) : handler(std::move(h)) {}
+    void resume() {
+        if (!handler) return;
+        Handler taken = std::move(*handler);
+        handler.reset();
+        std::move(taken)();
+    }
+    std::optional<Handler> handler;
+    runtime::TimerId timer = 0;
+};
+
 /// Ends waits early; shared by a call, its response and its canceller.
 struct Interrupt {
-    runtime::Signal signal;
-    bool cancelled = false;
+    explicit Interrupt(Loop& l) : loop(l) {}
     void fire() {
         cancelled = true;
-        signal.notify();
+        const auto waiting = waiter.lock();
+        if (!waiting) return;
+        loop.cancel(waiting->timer);
+        loop.post([waiting] { waiting->resume(); });
     }
+    Loop& loop;
+    std::weak_ptr<Waiter> waiter;
+    bool cancelled = false;
 };
 
 /// False: cancelled before `when`.
 Task<bool> wait_until(Loop& loop, std::shared_ptr<Interrupt> interrupt, SteadyTime when) {
-    while (!interrupt->cancelled && loop.now() < when) {
-        const auto seen = interrupt->signal.version();
-        co_await interrupt->signal.wait(loop, seen, when);
-    }
+    if (interrupt->cancelled || loop.now() >= when) co_return !interrupt->cancelled;
+    runtime::UseAwaitable token;  // async_initiate of Boost 1.81 wants an lvalue
+    co_await runtime::asio::async_initiate<runtime::UseAwaitable, void()>(
+        [&loop, &interrupt, when](Waiter::Handler handler) {
+            auto waiter = std::make_shared<Waiter>(std::move(handler));
+            interrupt->waiter = waiter;
+            waiter->timer = loop.at(when, [waiter] { waiter->resume(); });
+        },
+        token);
     co_return !interrupt->cancelled;
 }
 
@@ -94,7 +119,7 @@ class FakeClient final : public http::Client {
     Task<std::variant<std::unique_ptr<http::Response>, CallError>> call(
         const http::Origin& origin, http::Request request, http::Timeouts timeouts,
         CancelToken* cancel) override {
-        auto interrupt = std::make_shared<Interrupt>();
+        auto interrupt = std::make_shared<Interrupt>(loop_);
         FakeUpstream::Call arrived{origin.base_path + request.target, request.headers, {}, 0};
         if (request.source) {
             for (;;) {

@@ -12,7 +12,6 @@
 
 #include "http/client.hpp"
 #include "runtime/loop.hpp"
-#include "runtime/signal.hpp"
 
 namespace semel::sim {
 

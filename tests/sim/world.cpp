@@ -6,16 +6,6 @@
 #include "stores/memory/memory_store.hpp"
 
 namespace semel::sim {
-namespace {
-
-/// What crashed and must not be destroyed. Reachable, so that the leak checker knows it is meant.
-std::vector<std::unique_ptr<Process>>& graveyard() {
-    static auto* all = new std::vector<std::unique_ptr<Process>>;
-    return *all;
-}
-
-}  // namespace
-
 World::World(std::uint64_t seed, WorldOptions options)
     : rng(seed), options_(std::move(options)), store_(stores::make_memory_store(clock)) {
     if (options_.wrap_store) wrapped_ = options_.wrap_store(*store_);
@@ -75,21 +65,6 @@ void World::start(Process& process) {
 
 void World::destroy(Process& process) {
     process.alive = false;
-    if (options_.leak_crashed) {
-        auto dead = std::make_unique<Process>();
-        dead->hot = std::move(process.hot);
-        dead->counters = std::move(process.counters);
-        dead->loop = std::move(process.loop);
-        dead->engine = std::move(process.engine);
-        dead->sweeper = std::move(process.sweeper);
-        dead->app = std::move(process.app);
-        // The store's and the spool's references in it dangle from now on; nothing of it ever runs
-        // again. Answers that are still under way find a closed gate only if the engine goes: so it
-        // alone does, with the loop still there.
-        dead->engine.reset();
-        graveyard().push_back(std::move(dead));
-        return;
-    }
     process.sweeper.reset();
     process.engine.reset();
     process.loop.reset();  // destroys the suspended coroutines

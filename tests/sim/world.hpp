@@ -66,9 +66,6 @@ struct WorldOptions {
     /// Makes a process's spool; by default one in memory.
     std::function<std::unique_ptr<engine::Spool>()> make_spool;
     std::function<std::unique_ptr<App>(Process&)> make_app;
-    /// Crashed processes are never destroyed: for apps whose suspended coroutines refer to the app
-    /// itself.
-    bool leak_crashed = false;
 };
 
 class World {
