@@ -1,5 +1,6 @@
-// What the measuring programs share: clock, sockets on loopback, options, and a reader of HTTP/1.1 answers.
-// Header only; single-threaded; every failure that makes a measurement worthless ends the process with a sentence.
+// What the measuring programs share: clock, sockets on loopback, options, and a reader of HTTP/1.1
+// answers. Header only; single-threaded; every failure that makes a measurement worthless ends the
+// process with a sentence.
 #pragma once
 
 #include <netinet/in.h>
@@ -41,23 +42,31 @@ inline std::int64_t now() {
     std::exit(1);
 }
 
-[[noreturn]] inline void fail_errno(const std::string& what) { fail(what + ": " + std::strerror(errno)); }
+[[noreturn]] inline void fail_errno(const std::string& what) {
+    fail(what + ": " + std::strerror(errno));
+}
 
-/// `--name value` pairs. An option that is not in `defaults` ends the process and lists the known ones.
+/// `--name value` pairs. An option that is not in `defaults` ends the process and lists the known
+/// ones.
 class Options {
   public:
-    Options(int argc, char** argv, std::map<std::string, std::string> defaults) : values_(std::move(defaults)) {
+    Options(int argc, char** argv, std::map<std::string, std::string> defaults)
+        : values_(std::move(defaults)) {
         for (int i = 1; i < argc; i += 2) {
-            const std::string name = std::string_view(argv[i]).substr(0, 2) == "--" ? argv[i] + 2 : "";
+            const std::string name =
+                std::string_view(argv[i]).substr(0, 2) == "--" ? argv[i] + 2 : "";
             if (!values_.contains(name) || i + 1 >= argc) {
                 std::string known;
                 for (const auto& [key, value] : values_) known += " --" + key + " (" + value + ")";
-                fail("unknown option or no value: " + std::string(argv[i]) + "; options and defaults:" + known);
+                fail("unknown option or no value: " + std::string(argv[i]) +
+                     "; options and defaults:" + known);
             }
             values_[name] = argv[i + 1];
         }
     }
-    [[nodiscard]] const std::string& text(const std::string& name) const { return values_.at(name); }
+    [[nodiscard]] const std::string& text(const std::string& name) const {
+        return values_.at(name);
+    }
     [[nodiscard]] std::int64_t number(const std::string& name) const {
         const std::string& value = values_.at(name);
         std::int64_t out = 0;
@@ -91,7 +100,8 @@ inline int begin_connect(std::int64_t port) {
     if (fd < 0) fail_errno("socket");
     no_delay(fd);
     const sockaddr_in address = loopback(port);
-    if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 && errno != EINPROGRESS) {
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
+        errno != EINPROGRESS) {
         fail_errno("connect to port " + std::to_string(port));
     }
     return fd;
@@ -107,16 +117,19 @@ class Poll {
         epoll_event event{};
         event.events = interest;
         event.data.u64 = tag;
-        if (epoll_ctl(fd_, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl");
+        if (epoll_ctl(fd_, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) != 0)
+            fail_errno("epoll_ctl");
     }
-    /// Waits until something happens or `until` (ns; negative: for ever). What happened is in events[0..answer).
+    /// Waits until something happens or `until` (ns; negative: for ever). What happened is in
+    /// events[0..answer).
     int wait(std::int64_t until) {
         timespec patience{};
         if (until >= 0) {
             const std::int64_t left = std::max<std::int64_t>(0, until - now());
             patience = {.tv_sec = left / second, .tv_nsec = left % second};
         }
-        const int count = epoll_pwait2(fd_, events, static_cast<int>(std::size(events)), until < 0 ? nullptr : &patience, nullptr);
+        const int count = epoll_pwait2(fd_, events, static_cast<int>(std::size(events)),
+                                       until < 0 ? nullptr : &patience, nullptr);
         if (count < 0 && errno != EINTR) fail_errno("epoll_pwait2");
         return std::max(0, count);
     }
@@ -132,7 +145,8 @@ inline std::string_view header(std::string_view head, std::string_view name) {
         const std::size_t begin = at + 2;
         at = head.find("\r\n", begin);
         std::string_view line = head.substr(begin, at == head.npos ? at : at - begin);
-        if (line.size() > name.size() && line[name.size()] == ':' && strncasecmp(line.data(), name.data(), name.size()) == 0) {
+        if (line.size() > name.size() && line[name.size()] == ':' &&
+            strncasecmp(line.data(), name.data(), name.size()) == 0) {
             line.remove_prefix(name.size() + 1);
             while (!line.empty() && line.front() == ' ') line.remove_prefix(1);
             return line;
@@ -147,10 +161,12 @@ inline std::size_t to_size(std::string_view digits, int base = 10) {
     return out;
 }
 
-/// Reads one HTTP/1.1 answer from pieces: with Content-Length, chunked, or until the connection closes.
+/// Reads one HTTP/1.1 answer from pieces: with Content-Length, chunked, or until the connection
+/// closes.
 class Answer {
   public:
-    /// Takes bytes and calls `body(std::string_view)` for each piece of the body. True once the answer is whole.
+    /// Takes bytes and calls `body(std::string_view)` for each piece of the body. True once the
+    /// answer is whole.
     template <class Body>
     bool feed(std::string_view bytes, Body&& body) {
         pending_ += bytes;
@@ -184,7 +200,9 @@ class Answer {
         return state_ == State::whole;
     }
     /// The connection has ended. True if that ends a whole answer.
-    [[nodiscard]] bool closed() const { return state_ == State::whole || state_ == State::until_close; }
+    [[nodiscard]] bool closed() const {
+        return state_ == State::whole || state_ == State::until_close;
+    }
     [[nodiscard]] bool ok() const { return status_ >= 200 && status_ < 300; }
     [[nodiscard]] bool reusable() const { return state_ == State::whole && !close_; }
 
@@ -214,13 +232,18 @@ class Answer {
 };
 
 /// A POST of a chat completion. With `key` empty no Idempotency-Key is sent.
-inline std::string chat_request(const std::string& model, bool stream, const std::string& key, bool close) {
-    std::string body = R"({"model":")" + model + R"(","messages":[{"role":"user","content":"Summarise the notes of )" +
-                       R"(this morning's meeting in one line, please, and name who does what."}],"temperature":0.7)" +
-                       (stream ? R"(,"stream":true})" : "}");
-    return "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+inline std::string chat_request(const std::string& model, bool stream, const std::string& key,
+                                bool close) {
+    std::string body =
+        R"({"model":")" + model +
+        R"(","messages":[{"role":"user","content":"Summarise the notes of )" +
+        R"(this morning's meeting in one line, please, and name who does what."}],"temperature":0.7)" +
+        (stream ? R"(,"stream":true})" : "}");
+    return "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: "
+           "application/json\r\n"
            "Authorization: Bearer sk-bench\r\n" +
-           (key.empty() ? std::string() : "Idempotency-Key: " + key + "\r\n") + (close ? "Connection: close\r\n" : "") +
+           (key.empty() ? std::string() : "Idempotency-Key: " + key + "\r\n") +
+           (close ? "Connection: close\r\n" : "") +
            "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 

@@ -1,12 +1,16 @@
-// Reads many event streams at once and says how far apart their events arrive. Prints one JSON object.
+// Reads many event streams at once and says how far apart their events arrive. Prints one JSON
+// object.
 //
-//     bench_stream_client --port N [--streams 200] [--events 50] [--gap 20] [--calls 1] [--reuse 0|1]
+//     bench_stream_client --port N [--streams 200] [--events 50] [--gap 20] [--calls 1] [--reuse
+//     0|1]
 //                         [--key PREFIX] [--same-key KEY] [--spread MS]
 //
-// Each of `streams` places makes `calls` calls one after the other, on one connection (--reuse 1) or on a new one each, closed
-// after its answer as OpenAI's synchronous client does (--reuse 0). The starts are spread over `spread` milliseconds. With
-// --key each call has an id of its own, with --same-key all have that one. Times: an event counts as arrived when the read that
-// holds its end returns; a gap is the time between two content events of one stream; events of one read have gap 0.
+// Each of `streams` places makes `calls` calls one after the other, on one connection (--reuse 1)
+// or on a new one each, closed after its answer as OpenAI's synchronous client does (--reuse 0).
+// The starts are spread over `spread` milliseconds. With
+// --key each call has an id of its own, with --same-key all have that one. Times: an event counts
+// as arrived when the read that holds its end returns; a gap is the time between two content events
+// of one stream; events of one read have gap 0.
 #include "net.hpp"
 
 namespace {
@@ -20,8 +24,9 @@ struct Totals {
     std::vector<std::int64_t> gaps;
     std::int64_t complete = 0;
     std::int64_t not_2xx = 0;
-    std::int64_t errors = 0;     ///< Connections that failed or ended within an answer.
-    std::int64_t incomplete = 0; ///< Ended in order, but with another number of events or without [DONE].
+    std::int64_t errors = 0;  ///< Connections that failed or ended within an answer.
+    std::int64_t incomplete =
+        0;  ///< Ended in order, but with another number of events or without [DONE].
     std::int64_t different = 0;  ///< Bodies unlike the first one.
     std::string body;            ///< The first whole one.
 };
@@ -34,12 +39,15 @@ struct Settings {
 
 class Place {
   public:
-    Place(const Settings& settings, Totals& totals, Poll& poll, std::size_t index, std::int64_t start)
+    Place(const Settings& settings, Totals& totals, Poll& poll, std::size_t index,
+          std::int64_t start)
         : settings_(settings), totals_(totals), poll_(poll), index_(index), start_(start) {}
 
     [[nodiscard]] bool done() const { return call_ == settings_.calls; }
     [[nodiscard]] std::int64_t start() const { return started_ ? -1 : start_; }
-    [[nodiscard]] bool silent(std::int64_t at) const { return started_ && !done() && at - last_byte_ > patience; }
+    [[nodiscard]] bool silent(std::int64_t at) const {
+        return started_ && !done() && at - last_byte_ > patience;
+    }
 
     void begin() {
         started_ = true;
@@ -82,22 +90,27 @@ class Place {
         scanned_ = 0;
         arrived_ = 0;
         last_event_ = 0;
-        const std::string model = "stream-" + std::to_string(settings_.events) + "-" + std::to_string(settings_.gap);
+        const std::string model =
+            "stream-" + std::to_string(settings_.events) + "-" + std::to_string(settings_.gap);
         std::string key = settings_.same_key;
         if (key.empty() && !settings_.key.empty()) {
             key = settings_.key + "-" + std::to_string(index_) + "-" + std::to_string(call_);
         }
         const std::string request = chat_request(model, true, key, false);
-        if (send(fd_, request.data(), request.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(request.size())) end(false);
+        if (send(fd_, request.data(), request.size(), MSG_NOSIGNAL) !=
+            static_cast<ssize_t>(request.size()))
+            end(false);
     }
 
     /// A piece of the body, all of it read at last_byte_.
     void take(std::string_view bytes) {
         body_ += bytes;
-        for (std::size_t end = body_.find("\n\n", scanned_); end != body_.npos; end = body_.find("\n\n", scanned_)) {
+        for (std::size_t end = body_.find("\n\n", scanned_); end != body_.npos;
+             end = body_.find("\n\n", scanned_)) {
             const std::string_view event = std::string_view(body_).substr(scanned_, end - scanned_);
             scanned_ = end + 2;
-            if (event.find(R"("delta":{"content")") == event.npos) continue;  // the end, or a comment
+            if (event.find(R"("delta":{"content")") == event.npos)
+                continue;  // the end, or a comment
             if (arrived_++ > 0) totals_.gaps.push_back(last_byte_ - last_event_);
             last_event_ = last_byte_;
         }
@@ -144,16 +157,28 @@ class Place {
 
 int main(int argc, char** argv) {
     const Options options(argc, argv,
-                          {{"port", ""}, {"streams", "200"}, {"events", "50"}, {"gap", "20"}, {"calls", "1"}, {"reuse", "0"},
-                           {"key", ""}, {"same-key", ""}, {"spread", "200"}});
-    const Settings settings{.port = options.number("port"), .streams = options.number("streams"),
-                            .events = options.number("events"), .gap = options.number("gap"),
-                            .calls = options.number("calls"), .spread = options.number("spread"),
-                            .reuse = options.number("reuse") != 0, .key = options.text("key"),
+                          {{"port", ""},
+                           {"streams", "200"},
+                           {"events", "50"},
+                           {"gap", "20"},
+                           {"calls", "1"},
+                           {"reuse", "0"},
+                           {"key", ""},
+                           {"same-key", ""},
+                           {"spread", "200"}});
+    const Settings settings{.port = options.number("port"),
+                            .streams = options.number("streams"),
+                            .events = options.number("events"),
+                            .gap = options.number("gap"),
+                            .calls = options.number("calls"),
+                            .spread = options.number("spread"),
+                            .reuse = options.number("reuse") != 0,
+                            .key = options.text("key"),
                             .same_key = options.text("same-key")};
     Poll poll;
     Totals totals;
-    totals.gaps.reserve(static_cast<std::size_t>(settings.streams * settings.calls * settings.events));
+    totals.gaps.reserve(
+        static_cast<std::size_t>(settings.streams * settings.calls * settings.events));
     const std::int64_t start = now() + 5 * ms;
     std::vector<Place> places;
     for (std::int64_t i = 0; i < settings.streams; ++i) {
@@ -161,28 +186,35 @@ int main(int argc, char** argv) {
                             start + settings.spread * ms * i / settings.streams);
     }
     std::size_t begun = 0;
-    const auto all_done = [&] { return std::all_of(places.begin(), places.end(), [](const Place& p) { return p.done(); }); };
+    const auto all_done = [&] {
+        return std::all_of(places.begin(), places.end(), [](const Place& p) { return p.done(); });
+    };
     std::int64_t looked = start;
     while (!all_done()) {
         const bool more = begun < places.size();
         const int count = poll.wait(more ? places[begun].start() : now() + second);
-        for (int i = 0; i < count; ++i) places[poll.events[i].data.u64].on_event(poll.events[i].events);
+        for (int i = 0; i < count; ++i)
+            places[poll.events[i].data.u64].on_event(poll.events[i].events);
         const std::int64_t at = now();
         while (begun < places.size() && places[begun].start() <= at) places[begun++].begin();
         if (at - looked > second) {
             looked = at;
             for (std::size_t i = 0; i < places.size(); ++i) {
-                if (places[i].silent(at)) fail("stream " + std::to_string(i) + " has been silent for 30 s");
+                if (places[i].silent(at))
+                    fail("stream " + std::to_string(i) + " has been silent for 30 s");
             }
         }
     }
     std::sort(totals.gaps.begin(), totals.gaps.end());
     const bool any = !totals.gaps.empty();
-    std::printf("{\"calls\":%lld,\"complete\":%lld,\"not_2xx\":%lld,\"errors\":%lld,\"incomplete\":%lld,\"different\":%lld,"
-                "\"body_bytes\":%zu,\"gaps\":%zu,\"p50_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f}\n",
-                static_cast<long long>(settings.streams * settings.calls), static_cast<long long>(totals.complete),
-                static_cast<long long>(totals.not_2xx), static_cast<long long>(totals.errors),
-                static_cast<long long>(totals.incomplete), static_cast<long long>(totals.different), totals.body.size(),
-                totals.gaps.size(), any ? quantile_us(totals.gaps, 0.50) : 0, any ? quantile_us(totals.gaps, 0.99) : 0,
-                any ? quantile_us(totals.gaps, 1) : 0);
+    std::printf(
+        "{\"calls\":%lld,\"complete\":%lld,\"not_2xx\":%lld,\"errors\":%lld,\"incomplete\":%lld,"
+        "\"different\":%lld,"
+        "\"body_bytes\":%zu,\"gaps\":%zu,\"p50_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f}\n",
+        static_cast<long long>(settings.streams * settings.calls),
+        static_cast<long long>(totals.complete), static_cast<long long>(totals.not_2xx),
+        static_cast<long long>(totals.errors), static_cast<long long>(totals.incomplete),
+        static_cast<long long>(totals.different), totals.body.size(), totals.gaps.size(),
+        any ? quantile_us(totals.gaps, 0.50) : 0, any ? quantile_us(totals.gaps, 0.99) : 0,
+        any ? quantile_us(totals.gaps, 1) : 0);
 }

@@ -1,10 +1,12 @@
-// A fast pretended AI API, so that the upstream is not what limits a measurement: one epoll loop, a hand-written reader,
-// answers made beforehand. It trusts its callers; for tests and demonstrations there is `semel mock-upstream`.
+// A fast pretended AI API, so that the upstream is not what limits a measurement: one epoll loop, a
+// hand-written reader, answers made beforehand. It trusts its callers; for tests and demonstrations
+// there is `semel mock-upstream`.
 //
 //     bench_upstream [--port N]      prints the port; 0 takes a free one
 //
-// The body's model says what a POST gets: `stream-N-MS`: N events, MS milliseconds apart; `bytes-N`: JSON of exactly N bytes;
-// anything else: a chat completion of about 700 bytes. GET /count says how many POSTs there were.
+// The body's model says what a POST gets: `stream-N-MS`: N events, MS milliseconds apart;
+// `bytes-N`: JSON of exactly N bytes; anything else: a chat completion of about 700 bytes. GET
+// /count says how many POSTs there were.
 #include <csignal>
 #include <functional>
 #include <queue>
@@ -19,8 +21,8 @@ using namespace bench;
 constexpr std::string_view json_type = "application/json";
 
 std::string whole_answer(std::string_view type, const std::string& body) {
-    return "HTTP/1.1 200 OK\r\nContent-Type: " + std::string(type) + "\r\nContent-Length: " + std::to_string(body.size()) +
-           "\r\n\r\n" + body;
+    return "HTTP/1.1 200 OK\r\nContent-Type: " + std::string(type) +
+           "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 
 /// A completion of the OpenAI dialect; `bytes` 0: about 700 bytes, else exactly so many.
@@ -32,7 +34,8 @@ std::string completion(std::size_t bytes) {
         R"(","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":100,"completion_tokens":80,)"
         R"("total_tokens":180},"service_tier":"default","system_fingerprint":"fp_bench"})";
     constexpr std::string_view words = "The quick brown fox jumps over the lazy dog. ";
-    const std::size_t wanted = bytes == 0 ? 7 * words.size() : bytes - std::min(bytes, head.size() + tail.size());
+    const std::size_t wanted =
+        bytes == 0 ? 7 * words.size() : bytes - std::min(bytes, head.size() + tail.size());
     std::string text;
     while (text.size() < wanted) text += words;
     return head + text.substr(0, wanted) + tail;
@@ -49,17 +52,21 @@ std::string chunk(const std::string& data) {
     return std::string(size, static_cast<std::size_t>(digits)) + data + "\r\n";
 }
 
-const std::string stream_head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+const std::string stream_head =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 const std::string stream_event =
     chunk(event(R"("choices":[{"index":0,"delta":{"content":"word "},"finish_reason":null}])"));
-const std::string stream_end = chunk(event(R"("choices":[{"index":0,"delta":{},"finish_reason":"stop"}])")) +
-                               chunk("data: [DONE]\n\n") + "0\r\n\r\n";
+const std::string stream_end =
+    chunk(event(R"("choices":[{"index":0,"delta":{},"finish_reason":"stop"}])")) +
+    chunk("data: [DONE]\n\n") + "0\r\n\r\n";
 
 struct Connection {
-    std::uint64_t generation = 0;  ///< Tells a due event of an earlier connection with this descriptor.
+    std::uint64_t generation =
+        0;  ///< Tells a due event of an earlier connection with this descriptor.
     std::string in;
     std::string out;  ///< What the socket did not take yet.
-    std::int64_t events_left = -1;  ///< Of the running stream; -1: none runs, 0: only its end is left.
+    std::int64_t events_left =
+        -1;  ///< Of the running stream; -1: none runs, 0: only its end is left.
     std::int64_t gap = 0;
 };
 
@@ -72,12 +79,14 @@ struct Due {
 
 class Upstream {
   public:
-    explicit Upstream(std::int64_t port) : listener_(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
+    explicit Upstream(std::int64_t port)
+        : listener_(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
         const int one = 1;
         setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         sockaddr_in address = loopback(port);
         socklen_t length = sizeof address;
-        if (bind(listener_, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(listener_, 4096) != 0 ||
+        if (bind(listener_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+            listen(listener_, 4096) != 0 ||
             getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
             fail_errno("listen on port " + std::to_string(port));
         }
@@ -139,14 +148,17 @@ class Upstream {
             const std::size_t end = connection.in.find("\r\n\r\n");
             if (end == std::string::npos) return;
             const std::string_view head = std::string_view(connection.in).substr(0, end + 2);
-            if (!header(head, "transfer-encoding").empty()) fail("a request without Content-Length");
+            if (!header(head, "transfer-encoding").empty())
+                fail("a request without Content-Length");
             const std::size_t total = end + 4 + to_size(header(head, "content-length"));
             if (connection.in.size() < total) return;
             const bool post = head.starts_with("POST");
-            const std::string_view body = std::string_view(connection.in).substr(end + 4, total - end - 4);
+            const std::string_view body =
+                std::string_view(connection.in).substr(end + 4, total - end - 4);
             constexpr std::string_view name = "\"model\":\"";
             const std::size_t at = body.find(name);
-            std::string_view model = at == body.npos ? std::string_view() : body.substr(at + name.size());
+            std::string_view model =
+                at == body.npos ? std::string_view() : body.substr(at + name.size());
             model = model.substr(0, model.find('"'));
             if (!post) {
                 write(fd, connection, whole_answer("text/plain", std::to_string(posts_)));
@@ -179,7 +191,8 @@ class Upstream {
         due_.push({now(), fd, connection.generation});
     }
 
-    /// Events whose time has come. The next one's time counts from this one's, not from when it was sent.
+    /// Events whose time has come. The next one's time counts from this one's, not from when it was
+    /// sent.
     void send_due() {
         while (!due_.empty() && due_.top().at <= now()) {
             const Due due = due_.top();
@@ -208,7 +221,8 @@ class Upstream {
         while (!bytes.empty()) {
             const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
             if (sent < 0) {
-                if (errno != EAGAIN) bytes = {};  // the reader is gone: its connection's end is read next
+                if (errno != EAGAIN)
+                    bytes = {};  // the reader is gone: its connection's end is read next
                 break;
             }
             bytes.remove_prefix(static_cast<std::size_t>(sent));
@@ -217,7 +231,8 @@ class Upstream {
         connection.out = std::move(left);
         const bool waits = !connection.out.empty();
         if (waits != waited) {
-            poll_.watch(fd, waits ? EPOLLIN | EPOLLOUT : EPOLLIN, static_cast<std::uint64_t>(fd), true);
+            poll_.watch(fd, waits ? EPOLLIN | EPOLLOUT : EPOLLIN, static_cast<std::uint64_t>(fd),
+                        true);
         }
     }
 

@@ -63,6 +63,8 @@ struct Fail {
 /// Final: afterwards complete and fail are refused although the token is the same.
 struct Cancel { FencingToken token; Nonce nonce; Usage usage; };
 /// A person's decision about UNKNOWN or DEAD. Compare-and-set on the token seen; issues a new one.
+/// `completed`: there is an answer, give it to duplicates. `failed`: there is none; the next request runs
+/// again, as after any failure. `rerun`: the same with fresh budgets. A call that had started stays counted as possibly paid.
 struct Resolve {
     enum class Decision : std::uint8_t { completed = 1, failed = 2, rerun = 3 };
     FencingToken token_seen;

@@ -221,12 +221,12 @@ class Decision {
                 if (!next.answer) next.answer = Answer{.body_kind = BodyKind::not_kept};
                 return applied(completed(std::move(next)));
             case Resolve::Decision::failed:
-                next.status = Status::failed;
-                next.final = true;
+                // A failure like any other, open to another try. Whether the call was paid is not this decision's to say: it stays
+                // charged, and the next attempt is counted as a possible second payment.
+                settle_attempt(next, Status::failed, live_->call_started);
+                next.letter_published = false;
                 next.failure = {resolved, std::move(op.reason), 0};
-                next.completed = now_;
-                next.expires = expiry(next, now_);
-                return applied(std::move(next));
+                return applied(due_now(std::move(next)));
             case Resolve::Decision::rerun:
                 next.failure = {resolved, std::move(op.reason), 0};
                 return applied(begin_anew(std::move(next)));

@@ -176,6 +176,8 @@ Task<> ChatApi::handle(http::Exchange& exchange, const Caller& caller) {
                           .should_retry = false};
     out.add("Content-Type", content_type_of(Shape::problem_json));
     out.add("Allow", allowed);
+    out.add("Semel-Error-Source", "gateway");
+    out.headers += "Cache-Control: no-store\r\n";
     const std::string body = render(problem, Shape::problem_json);
     co_await exchange.respond(out, body);
 }
@@ -207,7 +209,7 @@ Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string 
         co_return;
     }
     const std::shared_ptr<Body> body =
-        co_await read_budgeted_body(state_, exchange, chat_body_max_bytes, Shape::problem_json);
+        co_await read_budgeted_body(state_, exchange, chat_body_max_bytes, telemetry::Route::api_chat);
     if (!body) co_return;
 
     auto question = std::make_shared<Question>();

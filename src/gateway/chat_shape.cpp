@@ -79,6 +79,7 @@ std::optional<AnswerShape::Rendered> ChatShape::on_answer(AnswerHead, std::strin
 AnswerShape::Rendered ChatShape::on_failure(AnswerHead upstream, std::string body) {
     Problem problem{
         .status = chat_status(upstream.status), .slug = "upstream-failed", .state = "FAILED"};
+    if (upstream.status == 429 || upstream.status == 503 || upstream.status == 529) problem.should_retry = true;
     problem.detail = "The AI service answered " + std::to_string(upstream.status) + ".";
     if (upstream.status >= 200 && upstream.status <= 299) {
         problem.detail = "The AI service's answer is an error or cannot be read.";

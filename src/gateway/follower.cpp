@@ -228,12 +228,11 @@ Task<Follower::Followed> Follower::follow(Asked& asked, FlightPtr flight, bool l
                 break;
             case Flight::Phase::elsewhere:
             case Flight::Phase::running:
-                if (view.has_head && view.streaming)
-                    co_return co_await send_stream(asked, flight, leads);
                 if (!leads && asked.route->on_running != config::OnRunning::join) {
                     co_await still_running(asked, flight);
                     co_return Followed::answered;
                 }
+                if (view.has_head && view.streaming) co_return co_await send_stream(asked, flight, leads);
                 break;
             case Flight::Phase::refused:
                 co_return co_await refusal(asked, flight, same);

@@ -1,5 +1,7 @@
 #include "gateway/gateway.hpp"
 
+#include <algorithm>
+
 #include "gateway/chat_api.hpp"
 #include "gateway/passthrough.hpp"
 #include "gateway/protected.hpp"
@@ -15,6 +17,28 @@ Process::~Process() = default;
 
 void Process::drain() { state_->draining = true; }
 std::size_t Process::running() const { return state_->running.load(); }
+
+namespace {
+
+/// A dot segment, also percent-encoded: an upstream that resolves it would leave the surface that this gateway serves.
+bool climbs(std::string_view path) {
+    for (std::size_t at = 0; at < path.size();) {
+        const std::size_t end = std::min(path.find('/', at), path.size());
+        std::string_view segment = path.substr(at, end - at);
+        at = end + 1;
+        std::size_t dots = 0;
+        while (!segment.empty()) {
+            const bool encoded = segment.size() >= 3 && http::name_is(segment.substr(0, 3), "%2e");
+            if (!encoded && segment.front() != '.') break;
+            segment.remove_prefix(encoded ? 3 : 1);
+            ++dots;
+        }
+        if (segment.empty() && (dots == 1 || dots == 2)) return true;
+    }
+    return false;
+}
+
+}  // namespace
 
 class Gateway::Impl {
   public:
@@ -40,6 +64,12 @@ class Gateway::Impl {
             }
             state_.metrics.requests(telemetry::Route::other, telemetry::RequestOutcome::not_found)
                 .add();
+            co_await respond_problem(exchange, problem, shape);
+            co_return;
+        }
+        if (climbs(head.path)) {
+            state_.metrics.requests(telemetry::Route::other, telemetry::RequestOutcome::bad_request).add();
+            const Problem problem{.status = 400, .slug = "path-refused", .detail = "The path has '.' or '..' segments; send it resolved.", .should_retry = false};
             co_await respond_problem(exchange, problem, shape);
             co_return;
         }

@@ -280,6 +280,15 @@ Task<std::unique_ptr<engine::LeaseGuard>> Owner::admit(FlightPtr flight, Call& c
 }
 
 Task<> Owner::run(FlightPtr flight, Call& call) {
+    if (call.refused) {
+        // What cannot be called takes no id: only if there is a record already, it is asked what it says.
+        const auto known = co_await engine_.get(call.key);
+        if (!known || !*known) {
+            state_.flights.leave(call.key, flight);
+            flight->break_off(known ? std::move(*call.refused) : store_problem(known.error()));
+            co_return;
+        }
+    }
     auto lease = co_await admit(flight, call);
     if (!lease) co_return;
     const RunningCall running(state_);

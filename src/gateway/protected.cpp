@@ -42,10 +42,13 @@ SteadyTime join_deadline(const http::RequestHead& head, const config::RouteConfi
 }
 
 Task<std::shared_ptr<Body>> read_budgeted_body(Process::State& state, http::Exchange& exchange,
-                                               std::uint64_t limit, Shape shape) {
+                                               std::uint64_t limit, telemetry::Route route) {
+    const Shape shape = route == telemetry::Route::api_chat ? Shape::problem_json : Shape::openai;
+    const auto count = [&](Outcome outcome) { state.metrics.requests(route, outcome).add(); };
     const std::optional<std::uint64_t> announced = exchange.head().content_length;
     auto body = std::make_shared<Body>(state.bodies);
     if (announced.value_or(0) > limit) {
+        count(Outcome::bad_request);
         co_await respond_problem(
             exchange,
             {.status = 413,
@@ -57,6 +60,7 @@ Task<std::shared_ptr<Body>> read_budgeted_body(Process::State& state, http::Exch
         co_return nullptr;
     }
     if (!body->reserve(exchange.head().chunked ? limit : announced.value_or(0))) {
+        count(Outcome::unavailable);
         co_await respond_problem(
             exchange,
             {.status = 503,
@@ -74,6 +78,7 @@ Task<std::shared_ptr<Body>> read_budgeted_body(Process::State& state, http::Exch
         case http::BodyStatus::ok:
             co_return body;
         case http::BodyStatus::too_large:
+            count(Outcome::bad_request);
             co_await respond_problem(
                 exchange,
                 {.status = 413,
@@ -86,6 +91,7 @@ Task<std::shared_ptr<Body>> read_budgeted_body(Process::State& state, http::Exch
         case http::BodyStatus::malformed:
         case http::BodyStatus::closed:
         case http::BodyStatus::timed_out:
+            count(status == http::BodyStatus::closed ? Outcome::client_gone : Outcome::bad_request);
             co_return nullptr;  // the server has answered, or there is nobody to answer
     }
     co_return nullptr;
@@ -154,7 +160,7 @@ Task<> ProtectedRoute::handle(http::Exchange& exchange, const Caller& caller) {
         co_return;
     }
     const std::shared_ptr<Body> body =
-        co_await read_budgeted_body(state_, exchange, protected_body_max_bytes, Shape::openai);
+        co_await read_budgeted_body(state_, exchange, protected_body_max_bytes, telemetry::Route::chat_completions);
     if (!body) co_return;
 
     const openai::RequestFacts facts = openai::read_request(body->text);

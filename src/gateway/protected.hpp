@@ -33,7 +33,7 @@ class ProtectedRoute {
 /// Reads a body of at most `limit` under the process's budget; answers 413 or 503 in `shape`
 /// itself. Null: answered, or the client is gone.
 Task<std::shared_ptr<Body>> read_budgeted_body(Process::State& state, http::Exchange& exchange,
-                                               std::uint64_t limit, Shape shape);
+                                               std::uint64_t limit, telemetry::Route route);
 
 /// By when a joiner must have its answer or be told to come again: shortly before its own read
 /// time-out, which the SDKs announce.

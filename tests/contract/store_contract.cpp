@@ -779,10 +779,13 @@ TEST_P(StoreContract, a_person_resolves_what_is_unknown_by_the_token_they_saw) {
                                         .decision = Resolve::Decision::failed,
                                         .reason = "seen in the bill"}))
                  .record;
-    EXPECT_TRUE(record->final);
+    EXPECT_EQ(record->status, Status::failed);
+    EXPECT_FALSE(record->final);
     EXPECT_EQ(record->failure.message, "seen in the bill");
-    as<Replay>(ask(k, claim(2)));
     expect_powerless(g.token, nonce(1));
+    const Granted after_failure = grant(2);
+    EXPECT_EQ(after_failure.kind, Granted::Kind::retry);
+    EXPECT_TRUE(after_failure.possible_second_payment);
 
     g = unknown("resolve rerun");
     as<Applied>(ask(k, Resolve{.token_seen = g.token, .decision = Resolve::Decision::rerun}));

@@ -444,7 +444,9 @@ std::string World::broken(const Step& step, const Operation& asked, const Outcom
             before && (before->status == Status::unknown || before->status == Status::dead);
         if (waits != holds<Applied>(outcome)) return "a person decides about UNKNOWN and DEAD only";
         if (!waits && changed) return "a person decides about UNKNOWN and DEAD only";
-        if (waits && (after->token <= highest_ || after->nonce == before->nonce))
+        // The zero nonce is nobody's: an earlier decision may have left it.
+        const bool names_owner = waits && after->nonce == before->nonce && after->nonce != Nonce{};
+        if (waits && (after->token <= highest_ || names_owner))
             return "a decision fences the former owner (S1)";
     }
     if (step.kind == Kind::letter_published && changed && before->status != Status::dead)

@@ -401,7 +401,7 @@ void Workload::decide(Intent& intent, core::FencingToken token) {
     const bool rerun = world_.rng.percent(70);
     resolve.decision = rerun ? core::Resolve::Decision::rerun : core::Resolve::Decision::failed;
     resolve.reason = "the operator decided";
-    if (rerun) ++intent.decisions_to_rerun;
+    ++intent.decisions_to_rerun;  // after `failed`, too, the next request runs again
     ++report_.decisions;
     world_.trace("operator decides intent " + std::to_string(intent.number) +
                  (rerun ? ": rerun" : ": failed"));
