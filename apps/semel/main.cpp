@@ -23,6 +23,8 @@ semel::base::Result<cli::OpenedStore> open_store(const config::Config& config, b
             stores::RocksDbReport report;
             auto store = stores::open_rocksdb_store({.path = config.store.path,
                                                      .sync = config.store.durability == config::StoreDurability::sync,
+                                                     // memory.hot_records keeps them already, in front of the engine
+                                                     .hot_bytes = 0,
                                                      .accept_clock = accept_clock},
                                                     &report);
             if (!store) return store.error();

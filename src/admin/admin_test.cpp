@@ -193,8 +193,10 @@ TEST_F(AdminApi, a_chat_answer_is_its_own_object_not_the_upstreams) {
     json::object decision{{"decision", "completed"}, {"token", granted.token.value}, {"body", R"({"choices":[]})"}};
     EXPECT_EQ(resolve("a", decision).status, 422);
     decision["content_type"] = "text/event-stream";
-    decision["body"] = "event: delta\ndata: {}\n\n";
-    EXPECT_EQ(resolve("a", decision).status, 422);
+    for (const char* body : {"event: delta\ndata: {}\n\n", "event: done\ndata: {}\n\n", "event: done\ndata: {\"status\":\n\n"}) {
+        decision["body"] = body;
+        EXPECT_EQ(resolve("a", decision).status, 422) << body;
+    }
     decision["content_type"] = "application/json";
     decision["body"] = R"({"requestId": "r", "status": "COMPLETED", "content": "hello", "fromCache": true})";
     EXPECT_EQ(resolve("a", decision).status, 200);

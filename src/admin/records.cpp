@@ -223,6 +223,24 @@ std::string chat_answer(std::string_view body) {
 
 bool is_event_stream(std::string_view content_type) { return content_type.starts_with("text/event-stream"); }
 
+/// `content` of the object that an answer of /api/chat is, or that its stream's last event carries; nothing: it is no such answer.
+std::optional<std::string> chat_content(std::string_view content_type, std::string_view body) {
+    if (is_event_stream(content_type)) {
+        constexpr std::string_view done = "event: done\ndata: ";
+        const auto at = body.rfind(done);
+        if (at == std::string_view::npos) return std::nullopt;
+        body.remove_prefix(at + done.size());
+        body = body.substr(0, body.find('\n'));
+    }
+    boost::system::error_code failed;
+    const json::value parsed = json::parse(json::string_view(body.data(), body.size()), failed);
+    if (failed || !parsed.is_object()) return std::nullopt;
+    const json::value* content = parsed.as_object().if_contains("content");
+    const json::value* status = parsed.as_object().if_contains("status");
+    if (content == nullptr || !content->is_string() || status == nullptr || *status != "COMPLETED") return std::nullopt;
+    return std::string(std::string_view(content->as_string().data(), content->as_string().size()));
+}
+
 }  // namespace
 
 Reply problem(int status, std::string_view title, std::string_view detail) {
@@ -257,8 +275,9 @@ std::string why_not_an_answer(std::string_view operation, std::string_view conte
             !(body.ends_with("data: [DONE]\n\n") || body.ends_with("data: [DONE]\r\n\r\n"))) {
             return "a stream of this route is whole only if it ends with \"data: [DONE]\" and an empty line";
         }
-        if (operation == "chat" && body.rfind("event: done\ndata: {") == std::string_view::npos) {
-            return "a stream of /api/chat is whole only if its last event is \"event: done\" with the answer's object";
+        if (operation == "chat" && !chat_content(content_type, body)) {
+            return "a stream of /api/chat is whole only if its last event is \"event: done\" with the answer's object: "
+                   "\"status\": \"COMPLETED\" and its \"content\"";
         }
         if (!(body.ends_with("\n\n") || body.ends_with("\r\n\r\n"))) return "the stream's last event is not ended by an empty line";
         return {};
@@ -269,13 +288,9 @@ std::string why_not_an_answer(std::string_view operation, std::string_view conte
     boost::system::error_code failed;
     const json::value parsed = json::parse(json::string_view(body.data(), body.size()), failed);
     if (failed || !parsed.is_object()) return "the answer is not a JSON object";
-    if (operation == "chat") {
-        const json::value* content = parsed.as_object().if_contains("content");
-        const json::value* status = parsed.as_object().if_contains("status");
-        if (content == nullptr || !content->is_string() || status == nullptr || *status != "COMPLETED") {
-            return "an answer of /api/chat is its own object: {\"fromCache\":false, \"requestId\": …, \"status\": \"COMPLETED\", "
-                   "\"content\": …}";
-        }
+    if (operation == "chat" && !chat_content(content_type, body)) {
+        return "an answer of /api/chat is its own object: {\"fromCache\":false, \"requestId\": …, \"status\": \"COMPLETED\", "
+               "\"content\": …}";
     }
     return {};
 }
@@ -423,6 +438,7 @@ Reply Records::resolve(const StoredKey& intent, std::string_view body, bool dry_
         if (!unfit.empty()) return problem(422, "Not a whole answer", unfit);
         core::Answer answer{.http_status = 200, .content_type = wanted.content_type};
         answer.stream = is_event_stream(wanted.content_type);
+        if (record.label == "chat") resolve.answer_content = chat_content(wanted.content_type, *wanted.body);
         if (record.label == "chat" && !answer.stream) wanted.body = chat_answer(*wanted.body);
         answer.body_bytes = wanted.body->size();
         answer.body_digest = base::sha256(*wanted.body);

@@ -34,8 +34,12 @@ Digest Sha256::finish() {
 }
 
 Digest sha256(std::string_view bytes) {
+    // Not the one-shot SHA256(): in OpenSSL 3 it fetches the algorithm by name each time, which costs more than the digest.
+    SHA256_CTX context;
     Digest digest;
-    SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest.bytes.data());
+    SHA256_Init(&context);
+    SHA256_Update(&context, bytes.data(), bytes.size());
+    SHA256_Final(digest.bytes.data(), &context);
     return digest;
 }
 
@@ -93,19 +97,23 @@ constexpr char base64url_alphabet[] =
 }
 
 std::string base64url(std::string_view bytes) {
-    std::string out;
-    out.reserve((bytes.size() * 4 + 2) / 3);
-    std::uint32_t buffer = 0;
-    int bits = 0;
-    for (const char c : bytes) {
-        buffer = (buffer << 8) | static_cast<unsigned char>(c);
-        bits += 8;
-        while (bits >= 6) {
-            bits -= 6;
-            out += base64url_alphabet[(buffer >> bits) & 63];
-        }
+    std::string out((bytes.size() * 4 + 2) / 3, '\0');
+    char* to = out.data();
+    const auto* from = reinterpret_cast<const unsigned char*>(bytes.data());
+    std::size_t left = bytes.size();
+    for (; left >= 3; left -= 3, from += 3) {
+        const std::uint32_t group = (std::uint32_t{from[0]} << 16) | (std::uint32_t{from[1]} << 8) | from[2];
+        *to++ = base64url_alphabet[group >> 18];
+        *to++ = base64url_alphabet[(group >> 12) & 63];
+        *to++ = base64url_alphabet[(group >> 6) & 63];
+        *to++ = base64url_alphabet[group & 63];
     }
-    if (bits > 0) out += base64url_alphabet[(buffer << (6 - bits)) & 63];
+    if (left > 0) {
+        const std::uint32_t group = (std::uint32_t{from[0]} << 16) | (left == 2 ? std::uint32_t{from[1]} << 8 : 0);
+        *to++ = base64url_alphabet[group >> 18];
+        *to++ = base64url_alphabet[(group >> 12) & 63];
+        if (left == 2) *to++ = base64url_alphabet[(group >> 6) & 63];
+    }
     return out;
 }
 

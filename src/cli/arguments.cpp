@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <sys/stat.h>
 
 #include "base/fault_point.hpp"
 #include "base/hash.hpp"
@@ -37,9 +38,9 @@ Examples:
   semel record get jT4…                       one record, by its response header Semel-Intent
   semel record get --client web --id click-1  the same by its client's name for it
   semel record get jT4… --body                the recorded answer's bytes
-  semel record resolve jT4… --as rerun --reason 'provider shows no call'
+  semel record resolve jT4… --as failed --reason 'provider shows no call'
   semel record resolve jT4… --as completed --file answer.json
-  semel record resolve jT4… --as failed --dry-run
+  semel record resolve jT4… --as rerun --dry-run
 They ask the running server on its admin address. If none runs and --config names an embedded store, they open its directory.)";
 
 constexpr const char* doctor_examples = R"(
@@ -128,7 +129,7 @@ int run(int argc, char** argv, const Leaves& leaves) {
     add_server(resolve, record_options);
     resolve
         ->add_option("--as", record_options.decision,
-                     "completed (with --file), failed (for good: the id is used up), rerun (the next request calls again)")
+                     "completed (with --file), failed (no answer: the next request calls again), rerun (the same, attempts count from 0)")
         ->required()
         ->check(CLI::IsMember({"completed", "failed", "rerun"}));
     resolve->add_option("--file", record_options.file, "the answer to replay from now on: JSON, or a stream's events");
@@ -152,6 +153,8 @@ int run(int argc, char** argv, const Leaves& leaves) {
     mock->set_help_flag();
     mock->callback([&] { code = leaves.mock_upstream(mock->remaining()); });
 
+    // What the store, the spool and spill files hold is for their owner alone.
+    ::umask(077);
     try {
         std::vector<std::string> arguments = with_intents_named(argc, argv);
         std::ranges::reverse(arguments);  // CLI11 takes them from the back

@@ -158,7 +158,8 @@ void print_record(const json::object& record) {
 
 const char* what_becomes(std::string_view decision) {
     if (decision == "completed") return "COMPLETED";
-    return decision == "failed" ? "FAILED for good" : "FAILED, and the next request under its id would call again";
+    return decision == "failed" ? "FAILED, and the next request under its id would call again"
+                                : "FAILED with fresh budgets, and the next request under its id would call again";
 }
 
 /// What a file holds, by its first bytes.

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <sched.h>
 #include <set>
+#include <sys/mman.h>
 #include <thread>
 
 #include "admin/admin.hpp"
@@ -23,6 +24,7 @@
 #include "gateway/gateway.hpp"
 #include "http/client.hpp"
 #include "http/server.hpp"
+#include "http/tls.hpp"
 #include "telemetry/log.hpp"
 #include "telemetry/metrics.hpp"
 
@@ -101,23 +103,37 @@ struct Worker {
     std::atomic<std::size_t> leases{0};   ///< The same of its engine's leases.
 };
 
-/// One file of all extra authorities, because a client takes one; the only one named, or empty.
-base::Result<std::string> authorities_file(const config::Config& config, const std::string& folder) {
+/// Whether each ca_file can be trusted as a whole; says which cannot.
+base::Result<void> check_authorities(const config::Config& config) {
+    for (const auto& upstream : config.upstreams) {
+        std::string problem;
+        if (!upstream.ca_file.empty() && http::TlsContext::make(upstream.ca_file, problem) == nullptr) {
+            return base::Error{.detail = "ca_file of upstream " + upstream.name + ": " + problem +
+                                         "; it must be a PEM file with at least one certificate"};
+        }
+    }
+    return {};
+}
+
+/// Names one file of all extra authorities, because a client takes one; empty if there are none. It lies in memory, is open as
+/// long as the process lives, and is read by each loop at its first call over TLS.
+base::Result<std::string> authorities_file(const config::Config& config) {
     std::set<std::string> files;
     for (const auto& upstream : config.upstreams) {
         if (!upstream.ca_file.empty()) files.insert(upstream.ca_file);
     }
     if (files.empty()) return std::string{};
-    if (files.size() == 1) return *files.begin();
-    const std::string together = folder + "/semel-authorities-" + base::hex(base::random_bytes(8)) + ".pem";
-    std::ofstream out(together, std::ios::binary);
+    const int together = ::memfd_create("semel-authorities", MFD_CLOEXEC);
+    if (together < 0) return base::Error{.detail = "no memory for the authorities of ca_file"};
+    const std::string name = "/proc/self/fd/" + std::to_string(together);
+    std::ofstream out(name, std::ios::binary);
     for (const std::string& file : files) {
         std::ifstream in(file, std::ios::binary);
         if (!in) return base::Error{.detail = "ca_file " + file + " cannot be read"};
         out << in.rdbuf() << '\n';
     }
-    if (!out.flush()) return base::Error{.detail = together + " cannot be written"};
-    return together;
+    if (!out.flush()) return base::Error{.detail = name + " cannot be written; is /proc mounted?"};
+    return name;
 }
 
 class Serving {
@@ -170,6 +186,7 @@ base::Result<void> Serving::open(bool accept_clock) {
     auto spool = engine::Spool::open(config_.spool_path);
     if (!spool) return spool.error();
     spool_ = std::move(*spool);
+    for (const std::string& problem : spool_->problems()) log::warn("spool.opened", {{"notice", problem}});
     if (spool_->size() > 0) {
         log::info("spool.opened", {{"answers_to_deliver", spool_->size()}});
     }
@@ -186,7 +203,7 @@ base::Result<void> Serving::listen() {
     for (const config::Address* address : {&config_.listen, &config_.admin}) {
         if (const auto free = can_listen(*address); !free) return free.error();
     }
-    const auto authorities = authorities_file(config_, scratch_);
+    const auto authorities = authorities_file(config_);
     if (!authorities) return authorities.error();
     engine::EngineOptions options;
     options.owner.id = base::hex(base::random_bytes(8));
@@ -360,14 +377,16 @@ void Serving::run(bool accept_clock) {
 }  // namespace
 
 int serve(const ServeOptions& options, const Leaves& leaves) {
-    const auto config = config::load(options.config);
-    if (!config) {
-        std::fprintf(stderr, "semel serve: %s\n", config.error().detail.c_str());
+    const auto refuse = [&options](const base::Error& error) {
+        std::fprintf(stderr, "semel serve: %s\n", error.detail.c_str());
         if (options.json) {
-            std::printf("%s\n", boost::json::serialize(boost::json::object{{"ok", false}, {"error", config.error().detail}}).c_str());
+            std::printf("%s\n", boost::json::serialize(boost::json::object{{"ok", false}, {"error", error.detail}}).c_str());
         }
         return exit_usage;
-    }
+    };
+    const auto config = config::load(options.config);
+    if (!config) return refuse(config.error());
+    if (const auto trusted = check_authorities(*config); !trusted) return refuse(trusted.error());
     for (const std::string& warning : config->warnings) std::fprintf(stderr, "semel serve: %s\n", warning.c_str());
     if (options.check) {
         if (options.json) {

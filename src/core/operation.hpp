@@ -25,6 +25,7 @@ struct Acquire {
     bool starts_call = false;    ///< Under on_unknown: rerun, `start` rides on acquire.
     bool charge_crash = false;   ///< Consumers: a takeover is charged as a crash.
     std::string label;
+    std::shared_ptr<const Append> turn;  ///< Of a conversation: kept in the record until it is decided. answer_content empty.
 };
 /// The paid call is about to leave.
 struct Start { FencingToken token; Nonce nonce; };
@@ -32,14 +33,6 @@ struct Renew { FencingToken token; Nonce nonce; milliseconds lease{10000}; };
 /// Gives the lease back unused: FAILED, due now, uncharged, its token kept. By (token, nonce), or by nonce alone (token 0)
 /// where the reply to acquire was lost.
 struct Release { FencingToken token; Nonce nonce; };
-/// One turn of a conversation, written in the step of complete, once per intent.
-struct Append {
-    StoredKey conversation;  ///< Key of (tenant, user, session).
-    std::string request_id;  ///< The client's id; shown to the same tenant and user only.
-    std::string user_content;
-    std::string answer_content;
-    bool late = false;       ///< Resolved by a person: appended at the end, marked.
-};
 struct Complete {
     FencingToken token;
     Nonce nonce;
@@ -70,7 +63,8 @@ struct Resolve {
     FencingToken token_seen;
     Decision decision = Decision::failed;
     std::optional<Answer> answer;  ///< With `completed`.
-    std::optional<Append> append;
+    /// With `completed`, what the answer says: appended, marked late, to the conversation of the record's turn, if it has one.
+    std::optional<std::string> answer_content;
     std::string reason;
 };
 /// DEAD (or UNKNOWN, by decision) begins anew: next generation and token, new fingerprint, budgets reset, history kept.

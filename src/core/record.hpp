@@ -105,6 +105,16 @@ struct Failure {
     friend bool operator==(const Failure&, const Failure&) = default;
 };
 
+/// One turn of a conversation, written in the step that decides its intent, once per intent.
+struct Append {
+    StoredKey conversation;  ///< Key of (tenant, user, session).
+    std::string request_id;  ///< The client's id; shown to the same tenant and user only.
+    std::string user_content;
+    std::string answer_content;
+    bool late = false;  ///< Resolved by a person: appended at the end, marked.
+    friend bool operator==(const Append&, const Append&) = default;
+};
+
 struct Record {
     Status status = Status::processing;
     bool final = false;  ///< FAILED that is replayed or cancelled: complete and fail are refused.
@@ -132,6 +142,9 @@ struct Record {
     Usage usage;
     bool letter_published = false;  ///< DEAD of a message: its dead letter is durable.
     std::string label;              ///< Readable, optional: operation. Never id, user or credential.
+    /// What the user said, while a person may still have to decide: set by each grant of a turn, gone once COMPLETED or final.
+    /// Its answer_content is empty. Shared: a renewal copies no bytes.
+    std::shared_ptr<const Append> turn;
 };
 
 /// Undecided records are never purged and have no expiry: PROCESSING, UNKNOWN, a message's FAILED whose retry is to come, a

@@ -35,7 +35,8 @@ enum Part : std::uint64_t {
     part_letter_published = 1 << 19,
     part_follows_unknown = 1 << 20,
     part_label = 1 << 21,
-    parts_known = (1 << 22) - 1,
+    part_turn = 1 << 22,
+    parts_known = (1 << 23) - 1,
 };
 
 // The same for a policy's members that differ from the default.
@@ -233,6 +234,7 @@ std::uint64_t parts_of(const Record& record) {
     set(part_failure, record.failure != Failure{});
     set(part_usage, record.usage != Usage{});
     set(part_label, !record.label.empty());
+    set(part_turn, record.turn != nullptr);
     return parts;
 }
 
@@ -415,6 +417,13 @@ void read_record(Reader& reader, Record& record) {
     }
     if (has(part_usage)) read_usage(reader, record.usage);
     if (has(part_label)) record.label = reader.text();
+    if (has(part_turn)) {
+        Append turn;
+        reader.raw(turn.conversation.bytes);
+        turn.request_id = reader.text();
+        turn.user_content = reader.text();
+        record.turn = std::make_shared<const Append>(std::move(turn));
+    }
     if (reader.left() != 0) return reader.refuse("bytes are left after the end");
     // What decide() asserts of every record that it writes: found here it is damage, found there it
     // ends the process.
@@ -425,6 +434,8 @@ void read_record(Reader& reader, Record& record) {
     }
     if (record.final && record.status != Status::failed)
         return reader.refuse("final, but not FAILED");
+    if (record.turn && (record.final || record.status == Status::completed))
+        return reader.refuse("decided, but its turn is still kept");
     if (undecided(record) && record.expires.us != 0)
         return reader.refuse("undecided, but it expires");
 }
@@ -477,6 +488,11 @@ void encode_record(const Record& record, bool with_body, std::string& out) {
     }
     if (has(part_usage)) write_usage(writer, record.usage);
     if (has(part_label)) writer.text(record.label);
+    if (has(part_turn)) {
+        writer.raw(record.turn->conversation.bytes);
+        writer.text(record.turn->request_id);
+        writer.text(record.turn->user_content);
+    }
 }
 
 base::Result<Record> decode_record(std::string_view bytes) {

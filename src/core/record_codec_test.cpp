@@ -65,6 +65,11 @@ class Records {
         }
         record.letter_published = maybe();
         if (maybe()) record.label = text();
+        if (record.status != Status::completed && !record.final && maybe()) {
+            Append turn{.request_id = text(), .user_content = text() + text()};
+            bytes(turn.conversation.bytes);
+            record.turn = std::make_shared<const Append>(std::move(turn));
+        }
         if (!undecided(record)) record.expires = time(record.token);
         if (!undecided(record) && maybe()) {
             record.completed = {static_cast<std::int64_t>(record.token.value)};
@@ -140,6 +145,10 @@ void expect_equal(const Record& a, const Record& b, bool with_body) {
     EXPECT_EQ(a.usage, b.usage);
     EXPECT_EQ(a.letter_published, b.letter_published);
     EXPECT_EQ(a.label, b.label);
+    ASSERT_EQ(a.turn != nullptr, b.turn != nullptr);
+    if (a.turn) {
+        EXPECT_EQ(*a.turn, *b.turn);
+    }
     ASSERT_EQ(a.answer.has_value(), b.answer.has_value());
     if (!a.answer) return;
     EXPECT_EQ(a.answer->http_status, b.answer->http_status);
@@ -301,6 +310,10 @@ TEST(RecordCodec, a_record_that_contradicts_itself_is_damage) {
     record = {};
     record.status = Status::completed;
     record.final = true;
+    EXPECT_FALSE(decode_record(encoded(record)));
+    record = {};
+    record.status = Status::completed;
+    record.turn = std::make_shared<const Append>();
     EXPECT_FALSE(decode_record(encoded(record)));
     record = {};
     record.expires.us = 7;

@@ -152,7 +152,9 @@ class Decision {
         next.answer = std::move(op.answer);
         next.usage = std::move(op.usage);
         settle_attempt(next, Status::completed, true);
-        return applied(completed(std::move(next)));
+        Transition done = applied(completed(std::move(next)));
+        done.append = std::move(op.append);
+        return done;
     }
 
     Transition operator()(Fail&& op) {
@@ -167,6 +169,7 @@ class Decision {
             next.final = true;
             next.answer = std::move(op.answer);
             next.completed = now_;
+            next.turn = nullptr;
         } else {
             const bool may_be_processed = op.certainty == Certainty::unknown;
             Status status = Status::failed;
@@ -206,6 +209,7 @@ class Decision {
         next.failure = {cancelled, "cancelled on request", 0};
         next.usage = std::move(op.usage);
         next.completed = now_;
+        next.turn = nullptr;
         next.lease_end = {};
         next.expires = expiry(next, now_);
         return applied(std::move(next));
@@ -215,11 +219,18 @@ class Decision {
         if (!live_ || live_->token != op.token_seen || !held()) return fenced();
         Record next = orphan(*live_);
         switch (op.decision) {
-            case Resolve::Decision::completed:
+            case Resolve::Decision::completed: {
                 next.answer = std::move(op.answer);
                 // Decided without an answer at hand: duplicates are told that it is not kept.
                 if (!next.answer) next.answer = Answer{.body_kind = BodyKind::not_kept};
-                return applied(completed(std::move(next)));
+                Transition done = applied(completed(std::move(next)));
+                if (live_->turn && op.answer_content) {
+                    done.append = *live_->turn;
+                    done.append->answer_content = std::move(*op.answer_content);
+                    done.append->late = true;
+                }
+                return done;
+            }
             case Resolve::Decision::failed:
                 // A failure like any other, open to another try. Whether the call was paid is not this decision's to say: it stays
                 // charged, and the next attempt is counted as a possible second payment.
@@ -243,6 +254,7 @@ class Decision {
         Record next = orphan(*live_);
         ++next.generation;
         next.fingerprint = std::move(op.fingerprint);
+        next.turn = nullptr;  // another request: its grant brings its own
         next.failure = {reopened, "begun anew by decision", 0};
         return applied(begin_anew(std::move(next)));
     }
@@ -308,6 +320,8 @@ class Decision {
         SEMEL_ASSERT(undecided(next) == (next.expires.us == 0),
                      "exactly the undecided never expire");
         SEMEL_ASSERT(!next.final || next.status == Status::failed, "only FAILED is final");
+        SEMEL_ASSERT(!next.turn || !(next.final || next.status == Status::completed),
+                     "what the user said is not kept in a decided record");
         return std::make_shared<const Record>(std::move(next));
     }
 
@@ -322,6 +336,7 @@ class Decision {
 
     Record completed(Record next) const {
         next.status = Status::completed;
+        next.turn = nullptr;
         next.failure = {};
         next.due = {};
         next.scheduled_copy = false;
@@ -372,6 +387,7 @@ class Decision {
         next.lease_end = now_ + op.lease;
         next.call_started = op.starts_call;
         next.policy = op.policy;
+        next.turn = std::move(op.turn);
         ++next.attempt;
         if (!op.label.empty()) next.label = std::move(op.label);
     }

@@ -1,6 +1,8 @@
 // decide(): the transition table as one pure function. Memory and RocksDB call it; other stores are ports of it.
 #pragma once
 
+#include <optional>
+
 #include "core/operation.hpp"
 
 namespace semel::core {
@@ -15,6 +17,8 @@ struct Transition {
     Write write = Write::none;
     RecordPtr record;  ///< The state after the step; null if absent.
     Outcome outcome;
+    /// Written in the same atomic step, unless the conversation holds a turn of this request_id already.
+    std::optional<Append> append = std::nullopt;
 };
 
 /// Decides one operation on the record found (null: absent) at the store's time `now`. Pure: no clock, no I/O, never throws.

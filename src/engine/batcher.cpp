@@ -51,6 +51,11 @@ Task<Result<Decided>> Batcher::call(core::Item item, SteadyTime deadline) {
 
 void Batcher::add(core::Item item, SteadyTime deadline, Handler handler) {
     ++waiting_;
+    if (items_.empty()) {
+        // An item is large and growing moves them all.
+        items_.reserve(batch_items_usual);
+        waiters_.reserve(batch_items_usual);
+    }
     items_.push_back(std::move(item));
     waiters_.push_back(Waiter{std::move(handler), deadline});
     if (items_.size() == 1) {

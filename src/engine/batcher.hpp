@@ -25,6 +25,8 @@ using runtime::Task;
 class Batcher {
   public:
     static constexpr std::size_t batch_items_max = 512;
+    /// Room made for a batch beforehand.
+    static constexpr std::size_t batch_items_usual = 32;
     /// Items that wait for an answer, over all batches. Above, the store is told to be unavailable:
     /// it does not keep up.
     static constexpr std::size_t waiting_items_max = 64 * 1024;

@@ -103,7 +103,8 @@ class Engine::Impl {
                                     .not_after = not_after,
                                     .policy = request.policy,
                                     .starts_call = request.starts_call,
-                                    .label = request.label};
+                                    .label = request.label,
+                                    .turn = request.turn};
             core::Item item{request.key, std::move(operation)};
             auto reply =
                 co_await batcher_.call(std::move(item), asked_at + options_.acquire_patience);

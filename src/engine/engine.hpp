@@ -104,6 +104,7 @@ class Engine {
         core::Policy policy;
         bool starts_call = false;
         std::string label;
+        std::shared_ptr<const core::Append> turn;  ///< core::Acquire's.
     };
     /// A grant, or the normal answer that is none. Before it asks the store it delivers this process's own spool entry of the
     /// key. Error: nothing was granted that anybody may act on; where the reply was lost the engine repeats a release in the

@@ -208,8 +208,8 @@ Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string 
                          .should_retry = false});
         co_return;
     }
-    const std::shared_ptr<Body> body =
-        co_await read_budgeted_body(state_, exchange, chat_body_max_bytes, telemetry::Route::api_chat);
+    const std::shared_ptr<Body> body = co_await read_budgeted_body(
+        state_, exchange, chat_body_max_bytes, telemetry::Route::api_chat);
     if (!body) co_return;
 
     auto question = std::make_shared<Question>();
@@ -300,7 +300,6 @@ Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string 
                 .body = body->text,
                 .asked_at = asked_at,
                 .wait_until = question->wait_until,
-                .stream = question->stream,
                 .chat = true,
                 .status_path = "/api/chat/status/" + percent_encoded(question->id) +
                                "?sessionId=" + percent_encoded(question->session),
@@ -369,6 +368,10 @@ Task<> ChatApi::own_turn(FlightPtr flight, std::shared_ptr<Question> question) {
                                                          .model = question->model,
                                                          .user_content = question->content,
                                                          .conversation = question->conversation});
+        call.turn = std::make_shared<const core::Append>(
+            core::Append{.conversation = question->conversation,
+                         .request_id = question->id,
+                         .user_content = question->content});
         if (state_.draining.load(std::memory_order_relaxed)) {
             call.refused = Problem{.status = 503,
                                    .slug = "draining",

@@ -68,18 +68,18 @@ AnswerHead ChatShape::stream_head(AnswerHead) {
 }
 
 std::optional<AnswerShape::Rendered> ChatShape::on_answer(AnswerHead, std::string body) {
-    if (!openai::is_complete_answer(body)) return std::nullopt;
+    if (!openai::read_answer(body, usage_)) return std::nullopt;
     auto text = openai::answer_text(body);
     if (!text) return std::nullopt;
     content_ = std::move(*text);
-    openai::read_usage(body, usage_);
     return Rendered{{.status = 200, .content_type = "application/json"}, object()};
 }
 
 AnswerShape::Rendered ChatShape::on_failure(AnswerHead upstream, std::string body) {
     Problem problem{
         .status = chat_status(upstream.status), .slug = "upstream-failed", .state = "FAILED"};
-    if (upstream.status == 429 || upstream.status == 503 || upstream.status == 529) problem.should_retry = true;
+    if (upstream.status == 429 || upstream.status == 503 || upstream.status == 529)
+        problem.should_retry = true;
     problem.detail = "The AI service answered " + std::to_string(upstream.status) + ".";
     if (upstream.status >= 200 && upstream.status <= 299) {
         problem.detail = "The AI service's answer is an error or cannot be read.";

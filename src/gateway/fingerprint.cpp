@@ -12,6 +12,9 @@ namespace {
 // of the digest.
 constexpr std::string_view fingerprint_version = "semel-fingerprint-1";
 
+/// Copied behind the envelope and digested in one go; longer ones are digested where they lie.
+constexpr std::size_t short_body_max_bytes = 4096;
+
 constexpr std::string_view meaningful_headers[] = {
     "openai-organization", "openai-project", "openai-beta", "anthropic-version", "anthropic-beta"};
 
@@ -87,10 +90,16 @@ std::string envelope(const http::RequestHead& head) {
 }  // namespace
 
 Fingerprints::Fingerprints(const base::Hmac& secret) : secret_(secret) {
-    for (const std::string_view name : known_members) known_.emplace(name_mark(name), name);
+    for (const std::string_view name : known_members) {
+        const std::uint64_t mark = name_mark(name);
+        known_.emplace(mark, name);
+        known_marks_.emplace(name, mark);
+    }
 }
 
 std::uint64_t Fingerprints::name_mark(std::string_view name) const {
+    if (const auto known = known_marks_.find(name); known != known_marks_.end())
+        return known->second;
     std::string text = "field:";
     text += name;
     return first_8(secret_(text));
@@ -105,15 +114,24 @@ std::uint64_t Fingerprints::value_mark(std::string_view name, std::string_view i
     return first_8(secret_(text));
 }
 
-core::Fingerprint Fingerprints::of(const http::RequestHead& head, std::string_view body) const {
-    core::Fingerprint print;
-    const std::string around = envelope(head);
+base::Digest Fingerprints::raw_of(const http::RequestHead& head, std::string_view body) const {
+    std::string text = envelope(head);
+    if (body.size() <= short_body_max_bytes) {
+        text += body;
+        return base::sha256(text);
+    }
     base::Sha256 raw;
-    print.raw = raw.update(around).update(body).finish();
+    return raw.update(text).update(body).finish();
+}
+
+void Fingerprints::complete(core::Fingerprint& print, const http::RequestHead& head,
+                            std::string_view body) const {
     const auto canonical = base::canonical(body);
-    if (!canonical) return print;
-    print.canonical =
-        raw.update("canonical").update(around).update(canonical->digest.view()).finish();
+    if (!canonical) return;
+    std::string text = "canonical";
+    text += envelope(head);
+    text += canonical->digest.view();
+    print.canonical = base::sha256(text);
     print.fields.reserve(std::min(canonical->members.size(), core::fingerprint_fields_max));
     for (const auto& [name, identity] : canonical->members) {
         if (print.fields.size() == core::fingerprint_fields_max) break;
@@ -121,7 +139,6 @@ core::Fingerprint Fingerprints::of(const http::RequestHead& head, std::string_vi
     }
     std::sort(print.fields.begin(), print.fields.end(),
               [](const core::FieldMark& a, const core::FieldMark& b) { return a.name < b.name; });
-    return print;
 }
 
 core::Fingerprint Fingerprints::of_parts(

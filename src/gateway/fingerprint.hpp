@@ -19,7 +19,17 @@ class Fingerprints {
 
     /// Of a request as it came: method, path, query, the headers that change its meaning, and the
     /// body.
-    [[nodiscard]] core::Fingerprint of(const http::RequestHead& head, std::string_view body) const;
+    [[nodiscard]] core::Fingerprint of(const http::RequestHead& head, std::string_view body) const {
+        core::Fingerprint print;
+        print.raw = raw_of(head, body);
+        complete(print, head, body);
+        return print;
+    }
+    /// Only the raw digest: a retry that sends the same bytes needs no more to be recognised.
+    [[nodiscard]] base::Digest raw_of(const http::RequestHead& head, std::string_view body) const;
+    /// The rest of it: the canonical digest and the marks of the members.
+    void complete(core::Fingerprint& print, const http::RequestHead& head,
+                  std::string_view body) const;
     /// Of named parts (`/api/chat`: content, model, stream), each covered and nameable.
     [[nodiscard]] core::Fingerprint of_parts(
         const std::vector<std::pair<std::string_view, std::string_view>>& parts) const;
@@ -35,8 +45,9 @@ class Fingerprints {
     [[nodiscard]] std::uint64_t value_mark(std::string_view name, std::string_view identity) const;
 
     const base::Hmac& secret_;
-    std::unordered_map<std::uint64_t, std::string>
-        known_;  ///< Marks of the usual members of chat requests.
+    /// The usual members of chat requests by their marks, and the marks by their names.
+    std::unordered_map<std::uint64_t, std::string> known_;
+    std::unordered_map<std::string_view, std::uint64_t> known_marks_;
 };
 
 }  // namespace semel::gateway

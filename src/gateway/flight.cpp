@@ -3,7 +3,7 @@
 namespace semel::gateway {
 
 bool Flight::attach() {
-    if (followers_.fetch_add(1, std::memory_order_acq_rel) < followers_max) return true;
+    if (followers_.fetch_add(1) < followers_max) return true;
     followers_.fetch_sub(1, std::memory_order_acq_rel);
     return false;
 }

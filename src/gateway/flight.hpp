@@ -41,7 +41,7 @@ class Flight {
     [[nodiscard]] runtime::Signal& changed() { return changed_; }
     [[nodiscard]] SteadyTime began() const { return began_; }
 
-    [[nodiscard]] Phase phase() const { return phase_.load(std::memory_order_acquire); }
+    [[nodiscard]] Phase phase() const { return phase_.load(); }
     /// Whether the fingerprint is known to be the record's (so another one is a mismatch at once).
     [[nodiscard]] bool admitted() const {
         const Phase now = phase();
@@ -54,7 +54,10 @@ class Flight {
     void granted(std::uint32_t attempt, bool takeover) {
         attempt_ = attempt;
         takeover_ = takeover;
-        set(Phase::running);
+        // The leader's own follower has nothing to do with it. Sequentially consistent with attach(): whoever comes later
+        // sees the phase, whoever came before is counted.
+        phase_.store(Phase::running);
+        if (followers_.load() > 1) changed_.notify();
     }
     void refuse(core::StoreOutcome outcome) {
         refusal_ = std::move(outcome);

@@ -1,7 +1,6 @@
 #include "gateway/follower.hpp"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "base/fault_point.hpp"
 #include "base/json_scan.hpp"
@@ -59,10 +58,17 @@ std::string rfc3339(core::StoreTime time) {
     const unsigned month = month_index < 10 ? month_index + 3 : month_index - 9;
     const auto year =
         static_cast<int>(static_cast<std::int64_t>(year_of_era) + era * 400 + (month <= 2 ? 1 : 0));
-    char text[32];
-    std::snprintf(text, sizeof text, "%04d-%02u-%02uT%02d:%02d:%02dZ", year, month, day,
-                  static_cast<int>(rest / 3600), static_cast<int>(rest / 60 % 60),
-                  static_cast<int>(rest % 60));
+    std::string text = "0000-00-00T00:00:00Z";
+    const auto put = [&text](std::size_t at, std::size_t digits, std::int64_t value) {
+        for (std::size_t i = digits; i-- > 0; value /= 10)
+            text[at + i] = static_cast<char>('0' + value % 10);
+    };
+    put(0, 4, year);
+    put(5, 2, month);
+    put(8, 2, day);
+    put(11, 2, rest / 3600);
+    put(14, 2, rest / 60 % 60);
+    put(17, 2, rest % 60);
     return text;
 }
 
@@ -87,7 +93,7 @@ http::ResponseHead Follower::response_head(const Asked& asked, int status,
                                    : "X-Idempotent-Replayed: false\r\n";
     if (marks.expires.us != 0) head.add("Idempotency-Expires", rfc3339(marks.expires));
     if (marks.pending) head.add("Semel-Record", "pending");
-    head.headers += asked.stream && content_type.starts_with("text/event-stream")
+    head.headers += content_type.starts_with("text/event-stream")
                         ? "Cache-Control: no-store, no-transform\r\nX-Accel-Buffering: no\r\n"
                         : "Cache-Control: no-store\r\n";
     return head;
@@ -232,7 +238,8 @@ Task<Follower::Followed> Follower::follow(Asked& asked, FlightPtr flight, bool l
                     co_await still_running(asked, flight);
                     co_return Followed::answered;
                 }
-                if (view.has_head && view.streaming) co_return co_await send_stream(asked, flight, leads);
+                if (view.has_head && view.streaming)
+                    co_return co_await send_stream(asked, flight, leads);
                 break;
             case Flight::Phase::refused:
                 co_return co_await refusal(asked, flight, same);
@@ -328,7 +335,8 @@ Task<Follower::Followed> Follower::send_stream(Asked& asked, FlightPtr flight, b
     asked.exchange.begin(head, answer.content_length);
     if (!co_await asked.exchange.write({})) co_return Followed::answered;  // the head alone
     const bool marks_tail = asked.chat && !leads;
-    const auto heartbeat = asked.stream ? asked.route->heartbeat : 0ms;
+    const auto heartbeat =
+        answer.content_type.starts_with("text/event-stream") ? asked.route->heartbeat : 0ms;
     SteadyTime last_sent = loop.now();
     std::uint64_t at = 0;
     std::string part;

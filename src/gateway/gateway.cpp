@@ -20,7 +20,8 @@ std::size_t Process::running() const { return state_->running.load(); }
 
 namespace {
 
-/// A dot segment, also percent-encoded: an upstream that resolves it would leave the surface that this gateway serves.
+/// A dot segment, also percent-encoded: an upstream that resolves it would leave the surface that
+/// this gateway serves.
 bool climbs(std::string_view path) {
     for (std::size_t at = 0; at < path.size();) {
         const std::size_t end = std::min(path.find('/', at), path.size());
@@ -68,12 +69,16 @@ class Gateway::Impl {
             co_return;
         }
         if (climbs(head.path)) {
-            state_.metrics.requests(telemetry::Route::other, telemetry::RequestOutcome::bad_request).add();
-            const Problem problem{.status = 400, .slug = "path-refused", .detail = "The path has '.' or '..' segments; send it resolved.", .should_retry = false};
+            state_.metrics.requests(telemetry::Route::other, telemetry::RequestOutcome::bad_request)
+                .add();
+            const Problem problem{.status = 400,
+                                  .slug = "path-refused",
+                                  .detail = "The path has '.' or '..' segments; send it resolved.",
+                                  .should_retry = false};
             co_await respond_problem(exchange, problem, shape);
             co_return;
         }
-        const std::variant<Caller, Refusal> who = state_.identity.identify(head);
+        const std::variant<Caller, Refusal> who = state_.identity.identify(head, tenants_);
         if (const auto* refusal = std::get_if<Refusal>(&who)) {
             state_.metrics.requests(route_of(head, chat), telemetry::RequestOutcome::unauthorized)
                 .add();
@@ -108,6 +113,7 @@ class Gateway::Impl {
     }
 
     Process::State& state_;
+    TenantCache tenants_;
     ProtectedRoute protected_;
     ChatApi chat_;
     Passthrough passthrough_;

@@ -89,7 +89,20 @@ Identity::Identity(const config::Config& config, const base::Hmac& secret)
     }
 }
 
-std::variant<Caller, Refusal> Identity::identify(const http::RequestHead& head) const {
+const std::string& TenantCache::tenant(const base::Hmac& secret, std::string_view credential) {
+    if (credential.size() > credential_max_bytes) {
+        uncached_ = tenant_of_credential(secret, credential);
+        return uncached_;
+    }
+    looked_up_ = credential;
+    const auto found = tenants_.find(looked_up_);
+    if (found != tenants_.end()) return found->second;
+    if (tenants_.size() >= entries_max) tenants_.clear();
+    return tenants_.emplace(looked_up_, tenant_of_credential(secret, credential)).first->second;
+}
+
+std::variant<Caller, Refusal> Identity::identify(const http::RequestHead& head,
+                                                 TenantCache& cache) const {
     const std::string_view credential = credential_of(head);
     if (!clients_.empty()) {
         const auto found = credential.empty() ? clients_.end() : clients_.find(secret_(credential));
@@ -137,7 +150,7 @@ std::variant<Caller, Refusal> Identity::identify(const http::RequestHead& head) 
         }
         return Caller{std::string(anonymous_tenant), true};
     }
-    return Caller{tenant_of_credential(secret_, credential), true};
+    return Caller{cache.tenant(secret_, credential), true};
 }
 
 }  // namespace semel::gateway

@@ -31,6 +31,20 @@ core::StoredKey conversation_key(const base::Hmac& secret, std::string_view tena
 core::StoredKey turn_key(const base::Hmac& secret, std::string_view tenant, std::string_view user,
                          std::string_view session);
 
+/// Tenants of the credentials seen lately, so that a busy client's is not hashed for each request.
+/// Of one loop; holds credentials in memory only, and few.
+class TenantCache {
+  public:
+    const std::string& tenant(const base::Hmac& secret, std::string_view credential);
+
+  private:
+    static constexpr std::size_t entries_max = 256;
+    static constexpr std::size_t credential_max_bytes = 512;
+    std::unordered_map<std::string, std::string> tenants_;
+    std::string uncached_;
+    std::string looked_up_;  ///< Reused: a look-up allocates nothing.
+};
+
 struct Caller {
     std::string tenant;
     bool may_name_users = false;  ///< X-User-Id counts.
@@ -49,7 +63,8 @@ class Identity {
 
     /// With `clients:` the token must be one of theirs. Without, the credential is its own tenant,
     /// and on loopback the request must be one that no foreign web page could have sent.
-    [[nodiscard]] std::variant<Caller, Refusal> identify(const http::RequestHead& head) const;
+    [[nodiscard]] std::variant<Caller, Refusal> identify(const http::RequestHead& head,
+                                                         TenantCache& cache) const;
     /// False: the caller's credential is for Semel only and must not go upstream.
     [[nodiscard]] bool credential_goes_upstream() const { return clients_.empty(); }
 

@@ -251,7 +251,8 @@ Task<std::unique_ptr<engine::LeaseGuard>> Owner::admit(FlightPtr flight, Call& c
             .fingerprint = call.fingerprint,
             .policy = policy,
             .starts_call = policy.on_unknown == core::OnUnknown::rerun,
-            .label = call.label};
+            .label = call.label,
+            .turn = call.turn};
         auto acquired = co_await engine_.acquire(std::move(request));
         if (!acquired) {
             state_.flights.leave(call.key, flight);
@@ -281,7 +282,8 @@ Task<std::unique_ptr<engine::LeaseGuard>> Owner::admit(FlightPtr flight, Call& c
 
 Task<> Owner::run(FlightPtr flight, Call& call) {
     if (call.refused) {
-        // What cannot be called takes no id: only if there is a record already, it is asked what it says.
+        // What cannot be called takes no id: only if there is a record already, it is asked what it
+        // says.
         const auto known = co_await engine_.get(call.key);
         if (!known || !*known) {
             state_.flights.leave(call.key, flight);

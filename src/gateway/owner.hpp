@@ -33,9 +33,11 @@ struct Call {
     /// Set: no call can be made for this request. What is recorded or running is still answered; a
     /// grant is given back.
     std::optional<Problem> refused;
-    /// What is decided is wanted and nothing else: a grant is given back and the follower looks again.
+    /// What is decided is wanted and nothing else: a grant is given back and the follower looks
+    /// again.
     bool look_only = false;
-    std::string label;  ///< The operation, readable.
+    std::string label;                         ///< The operation, readable.
+    std::shared_ptr<const core::Append> turn;  ///< Of a conversation, its answer not yet known.
     telemetry::Route metrics_route = telemetry::Route::chat_completions;
 
     [[nodiscard]] std::string_view sent_body() const {

@@ -51,7 +51,8 @@ std::string passed_headers(const std::vector<http::Header>& headers) {
     std::string out;
     out.reserve(512);
     for (const http::Header& header : headers) {
-        if (http::is_hop_by_hop(header.name)) continue;
+        if (http::is_hop_by_hop(header.name) || http::named_by_connection(headers, header.name))
+            continue;
         out.append(header.name).append(": ").append(header.value).append("\r\n");
     }
     return out;

@@ -99,6 +99,7 @@ Task<std::shared_ptr<Body>> read_budgeted_body(Process::State& state, http::Exch
 
 Task<> ProtectedRoute::unprotected(http::Exchange& exchange, telemetry::Unprotected why) {
     state_.metrics.unprotected(why).add();
+    state_.metrics.requests(telemetry::Route::chat_completions, Outcome::passed).add();
     co_await passthrough_.handle(exchange);
 }
 
@@ -159,22 +160,27 @@ Task<> ProtectedRoute::handle(http::Exchange& exchange, const Caller& caller) {
         co_await unprotected(exchange, telemetry::Unprotected::mode);
         co_return;
     }
-    const std::shared_ptr<Body> body =
-        co_await read_budgeted_body(state_, exchange, protected_body_max_bytes, telemetry::Route::chat_completions);
+    const std::shared_ptr<Body> body = co_await read_budgeted_body(
+        state_, exchange, protected_body_max_bytes, telemetry::Route::chat_completions);
     if (!body) co_return;
 
-    const openai::RequestFacts facts = openai::read_request(body->text);
     Asked asked{.exchange = exchange,
                 .key = key,
-                .fingerprint = state_.fingerprints.of(head, body->text),
                 .route = &route,
                 .shape = Shape::openai,
                 .id = std::move(client_id),
                 .body = body->text,
                 .asked_at = asked_at,
                 .wait_until = join_deadline(head, route, asked_at),
-                .stream = facts.stream,
                 .metrics_route = telemetry::Route::chat_completions};
+    asked.fingerprint.raw = state_.fingerprints.raw_of(head, body->text);
+    core::RecordPtr hot = owner_.engine().find_hot(key);
+    if (hot && hot->fingerprint.raw == asked.fingerprint.raw) {
+        co_await follower_.replay(asked, std::move(hot));
+        co_return;
+    }
+    state_.fingerprints.complete(asked.fingerprint, head, body->text);
+    const openai::RequestFacts facts = openai::read_request(body->text);
     for (;;) {
         if (core::RecordPtr record = owner_.engine().find_hot(key)) {
             co_await follower_.replay(asked, std::move(record));

@@ -79,7 +79,8 @@ std::string who(const Identity& identity, std::vector<http::Header> headers,
                 bool with_body = false) {
     http::RequestHead head = head_with(std::move(headers));
     if (with_body) head.content_length = 2;
-    const auto found = identity.identify(head);
+    TenantCache cache;
+    const auto found = identity.identify(head, cache);
     if (const auto* caller = std::get_if<Caller>(&found)) return caller->tenant;
     return std::to_string(std::get<Refusal>(found).status);
 }
@@ -240,11 +241,15 @@ TEST(OpenAi, events_are_judged_by_what_they_mean) {
 }
 
 TEST(OpenAi, a_success_status_with_an_error_or_nonsense_is_no_answer) {
-    EXPECT_TRUE(openai::is_complete_answer(R"({"choices":[]})"));
-    EXPECT_FALSE(openai::is_complete_answer(R"({"error":{"message":"x"}})"));
-    EXPECT_FALSE(openai::is_complete_answer(R"({"choices":[)"));
-    EXPECT_FALSE(openai::is_complete_answer("<html>"));
-    EXPECT_FALSE(openai::is_complete_answer(""));
+    const auto complete = [](std::string_view body) {
+        core::Usage usage;
+        return openai::read_answer(body, usage);
+    };
+    EXPECT_TRUE(complete(R"({"choices":[]})"));
+    EXPECT_FALSE(complete(R"({"error":{"message":"x"}})"));
+    EXPECT_FALSE(complete(R"({"choices":[)"));
+    EXPECT_FALSE(complete("<html>"));
+    EXPECT_FALSE(complete(""));
 }
 
 TEST(Upstreams, headers_of_one_hop_credentials_for_us_and_the_clients_key_do_not_go_upstream) {

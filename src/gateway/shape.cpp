@@ -12,8 +12,7 @@ AnswerShape::Piece OpenAiShape::on_event(std::string_view raw, std::string_view 
 
 std::optional<AnswerShape::Rendered> OpenAiShape::on_answer(AnswerHead upstream, std::string body) {
     const bool json = upstream.content_type.find("json") != std::string::npos;
-    if (json && !openai::is_complete_answer(body)) return std::nullopt;
-    openai::read_usage(body, usage_);
+    if (json && !openai::read_answer(body, usage_)) return std::nullopt;
     return Rendered{std::move(upstream), std::move(body)};
 }
 

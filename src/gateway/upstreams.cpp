@@ -1,6 +1,7 @@
 #include "gateway/upstreams.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/assert.hpp"
 #include "base/hash.hpp"
@@ -20,6 +21,13 @@ bool starts_with_name(std::string_view name, std::string_view prefix) {
 
 void line(std::string& out, std::string_view name, std::string_view value) {
     out.append(name).append(": ").append(value).append("\r\n");
+}
+
+/// Unique over processes by its random part, within one by its number.
+std::string next_attempt_id() {
+    static const std::string process = "semel-" + base::hex(base::random_bytes(8)) + "-";
+    static std::atomic<std::uint64_t> last{0};
+    return process + std::to_string(last.fetch_add(1, std::memory_order_relaxed) + 1);
 }
 
 }  // namespace
@@ -75,7 +83,7 @@ std::string upstream_headers(const http::RequestHead& head, const Upstream& upst
         line(out, "Accept-Encoding", "identity");
         // An id per attempt, never the intent's: engines and proxies upstream may refuse an id that
         // comes twice.
-        line(out, "X-Client-Request-Id", "semel-" + base::hex(base::random_bytes(12)));
+        line(out, "X-Client-Request-Id", next_attempt_id());
     }
     return out;
 }

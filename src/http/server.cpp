@@ -1,7 +1,9 @@
 #include "http/server.hpp"
 
 #include <boost/asio/ip/address.hpp>
+#include <array>
 #include <cerrno>
+#include <cstring>
 
 #include "base/assert.hpp"
 #include "http/deadlines.hpp"
@@ -111,6 +113,7 @@ class Session final : public Exchange, private Deadline {
     Socket socket_;
     Parser parser_;
     ReadBuffer input_;
+    std::array<char, kFirstBytes> first_bytes_;  ///< What ends a connection's idleness; not zeroed.
     RequestHead head_;
     std::string out_;        // the answer's head
     std::string size_line_;  // of a chunk
@@ -218,21 +221,21 @@ Task<bool> Session::serve_one() {
 Task<bool> Session::read_head() {
     parser_.begin();
     if (input_.empty()) {
-        // An idle connection holds no buffer, and the buffers in use stay few and warm.
+        // An idle connection holds no large buffer, and those in use stay few and warm. Bytes are waited for rather than
+        // readiness: Asio arms the latter with a system call each time.
         state_->give_buffer(input_.take());
         if (state_->draining) co_return false;
         idle_ = true;
         expired_ = false;
         set(state_->limits.keep_alive);
-        const auto [ec] = co_await socket_.async_wait(Socket::wait_read, as_tuple);
+        const auto first = asio::buffer(first_bytes_);
+        const auto [ec, n] = co_await socket_.async_read_some(first, as_tuple);
         idle_ = false;
         clear();
-        if (ec) co_return false;
+        if (ec || n == 0) co_return false;
         input_.give(state_->take_buffer());
-        const ssize_t n =
-            ::recv(socket_.native_handle(), input_.memory(), kReadBytes, MSG_DONTWAIT);
-        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) co_return false;
-        input_.filled(n > 0 ? static_cast<std::size_t>(n) : 0);
+        std::memcpy(input_.memory(), first_bytes_.data(), n);
+        input_.filled(n);
     }
     expired_ = false;
     for (;;) {

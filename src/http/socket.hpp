@@ -26,6 +26,8 @@ using Acceptor = asio::basic_socket_acceptor<tcp, runtime::Executor>;
 
 /// How much one read may take.
 inline constexpr std::size_t kReadBytes = 16 * 1024;
+/// An idle connection's own: most requests' heads fit.
+inline constexpr std::size_t kFirstBytes = 1024;
 
 /// A read buffer of kReadBytes. Not zeroed: that would cost 5 % of a core at full load.
 class ReadBuffer {

@@ -53,7 +53,7 @@ constexpr Description first_byte_family{"semel_first_byte_seconds",
 constexpr Description build_family{"semel_build_info", "Always 1; the label names the version.",
                                    MetricType::Gauge};
 constexpr Description bodies_family{
-    "semel_memory_bodies_bytes", "Request and answer bytes held in memory (limit: memory.bodies).",
+    "semel_memory_bodies_bytes", "Bytes of request bodies held in memory (limit: memory.bodies).",
     MetricType::Gauge};
 constexpr Description joiners_family{
     "semel_joiners", "Requests that wait for or follow another request's call.", MetricType::Gauge};

@@ -104,6 +104,10 @@ void expect_same(const RecordPtr& a, const RecordPtr& b) {
     EXPECT_EQ(a->usage, b->usage);
     EXPECT_EQ(a->fingerprint.raw, b->fingerprint.raw);
     EXPECT_EQ(a->letter_published, b->letter_published);
+    EXPECT_EQ(a->turn != nullptr, b->turn != nullptr);
+    if (a->turn && b->turn) {
+        EXPECT_EQ(*a->turn, *b->turn);
+    }
     EXPECT_EQ(a->answer.has_value(), b->answer.has_value());
     if (a->answer && b->answer) {
         EXPECT_EQ(a->answer->http_status, b->answer->http_status);
@@ -161,6 +165,7 @@ Acquire StoreContract::claim(std::uint8_t owner, const std::string& text) const 
     op.not_after = store->now() + 2s;
     op.policy = policy;
     op.starts_call = policy.on_unknown == OnUnknown::rerun;
+    op.turn = said;
     return op;
 }
 
@@ -214,6 +219,13 @@ Append StoreContract::turn(const std::string& id, const std::string& says) const
             .request_id = id,
             .user_content = says,
             .answer_content = "answer to " + says};
+}
+
+std::shared_ptr<const Append> StoreContract::pending_turn(const std::string& id,
+                                                          const std::string& says) const {
+    Append pending = turn(id, says);
+    pending.answer_content.clear();
+    return std::make_shared<const Append>(std::move(pending));
 }
 
 StoreContract::Asked StoreContract::take_turn(const std::string& id) {
@@ -1073,22 +1085,86 @@ TEST_P(StoreContract, a_fenced_or_failed_turn_leaves_nothing) {
 TEST_P(StoreContract, a_turn_resolved_by_a_person_is_appended_at_the_end_and_marked) {
     policy.on_unknown = OnUnknown::hold;
     const StoredKey held = k = key("held");
+    said = pending_turn("held", "what was unknown");
     const Granted g = grant(1);
+    said = nullptr;
     as<Applied>(fail(g, 1, Certainty::unknown));
+    if (GetParam().reopenable) reopen();
     as<Applied>(take_turn("later"));
-    Append late = turn("held", "what was unknown");
-    late.late = true;
     Resolve decision{.token_seen = g.token,
                      .decision = Resolve::Decision::completed,
                      .answer = answer("x"),
-                     .append = late};
-    as<Applied>(ask(held, decision));
-    as<Fenced>(ask(held, decision));
+                     .answer_content = "found in a log"};
+    // In one batch with a turn of its own: the conversation it appends to was just written.
+    const StoredKey same_batch = key("same batch");
+    k = same_batch;
+    const Granted with = grant(2);
+    const BatchResults both =
+        submit({{same_batch, Complete{with.token, nonce(2), answer("a"), {}, turn("third")}},
+               {held, decision},
+               {held, decision}});
+    as<Applied>(both[0]);
+    EXPECT_EQ(as<Applied>(both[1]).record->turn, nullptr);
+    as<Fenced>(both[2]);
     const std::vector<Turn> all = turns({});
-    ASSERT_EQ(all.size(), 2U);
-    EXPECT_EQ(all[1].request_id, "held");
-    EXPECT_EQ(all[1].number, 2U);
-    EXPECT_TRUE(all[1].late);
+    ASSERT_EQ(all.size(), 3U);
+    EXPECT_EQ(all[1].request_id, "third");
+    EXPECT_FALSE(all[1].late);
+    EXPECT_EQ(all[2].request_id, "held");
+    EXPECT_EQ(all[2].number, 3U);
+    EXPECT_EQ(all[2].user_content, "what was unknown");
+    EXPECT_EQ(all[2].answer_content, "found in a log");
+    EXPECT_TRUE(all[2].late);
+}
+
+TEST_P(StoreContract, what_the_user_said_is_kept_until_it_is_decided_and_by_the_last_grant) {
+    policy.on_unknown = OnUnknown::hold;
+    const auto held = [&] { return state()->turn; };
+    said = pending_turn("a", "first wording");
+    const Granted first = grant(1);
+    ASSERT_NE(held(), nullptr);
+    EXPECT_EQ(*held(), *said);
+    as<Applied>(fail(first, 1, Certainty::not_processed));
+    ASSERT_NE(held(), nullptr);  // its owner may still say that the outcome is unknown
+    said = pending_turn("a", "second wording");
+    const Granted second = grant(2);
+    EXPECT_EQ(*held(), *said);
+    as<Applied>(ask(k, Complete{second.token, nonce(2), answer("a"), {}, turn("a")}));
+    EXPECT_EQ(held(), nullptr);
+
+    k = key("cancelled");
+    const Granted third = grant(3);
+    as<Applied>(ask(k, Cancel{third.token, nonce(3), {}}));
+    EXPECT_EQ(held(), nullptr);
+
+    k = key("refused");
+    const Granted fourth = grant(4);
+    as<Applied>(fail(fourth, 4, Certainty::refused_for_good));
+    EXPECT_EQ(held(), nullptr);
+    EXPECT_EQ(turns({}).size(), 1U);
+}
+
+TEST_P(StoreContract, a_decision_appends_nothing_without_an_answer_without_a_turn_or_twice) {
+    policy.on_unknown = OnUnknown::hold;
+    const auto decide_unknown = [&](const std::string& name, Resolve decision) {
+        k = key(name);
+        const Granted g = grant(1);
+        as<Applied>(fail(g, 1, Certainty::unknown));
+        decision.token_seen = g.token;
+        as<Applied>(ask(k, decision));
+    };
+    using enum Resolve::Decision;
+    said = pending_turn("a", "hello");
+    decide_unknown("no content", {.decision = completed, .answer = answer("x")});
+    decide_unknown("failed", {.decision = failed, .answer_content = "x"});
+    decide_unknown("rerun", {.decision = rerun, .answer_content = "x"});
+    said = nullptr;
+    decide_unknown("no turn", {.decision = completed, .answer = answer("x"), .answer_content = "x"});
+    as<ConversationMissing>(ask(talk, GetConversation{}));
+    as<Applied>(take_turn("a"));
+    said = pending_turn("a", "hello again");
+    decide_unknown("twice", {.decision = completed, .answer = answer("x"), .answer_content = "x"});
+    EXPECT_EQ(turns({}).size(), 1U);
 }
 
 TEST_P(StoreContract, turns_are_read_in_order_by_page_or_from_the_end) {

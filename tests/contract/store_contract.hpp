@@ -79,6 +79,9 @@ class StoreContract : public testing::TestWithParam<semel::contract::StoreFactor
     /// A turn of the conversation `talk`.
     [[nodiscard]] semel::core::Append turn(const std::string& id,
                                            const std::string& says = "hello") const;
+    /// The same before its answer is known, for `said`.
+    [[nodiscard]] std::shared_ptr<const semel::core::Append> pending_turn(
+        const std::string& id, const std::string& says) const;
     /// A whole turn under a key of its own: claimed, completed, appended.
     Asked take_turn(const std::string& id);
     std::vector<semel::core::Turn> turns(semel::core::GetTurns what);
@@ -89,4 +92,5 @@ class StoreContract : public testing::TestWithParam<semel::contract::StoreFactor
     semel::core::StoredKey k;
     semel::core::StoredKey talk;
     semel::core::Policy policy;
+    std::shared_ptr<const semel::core::Append> said;  ///< What claims bring along.
 };

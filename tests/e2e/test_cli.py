@@ -256,6 +256,24 @@ def test_a_turn_resolved_as_completed_is_appended_to_its_conversation(make, up, 
     assert semel.say("r1", "one").json["content"] == "by hand" and len(up.paid()) == 1
 
 
+def test_an_unknown_turn_resolved_while_others_went_on_is_appended_last_and_marked(make, up, tmp_path):
+    semel = make(routes={"/api/chat": {"on_unknown": "hold"}}).start()
+    up.on("fast", upstream.in_turn(upstream.error(500), upstream.plain()))
+    lost = semel.say("r1", "one", stream=True)
+    semel.say("r2", "two")
+    semel.kill()
+    semel.start()
+    answer = tmp_path / "answer.txt"
+    answer.write_text('event: delta\ndata: {"content": "by hand"}\n\nevent: done\ndata: {"fromCache":false,"requestId":"r1",'
+                      '"status":"COMPLETED","content":"by hand"}\n\n')
+    done = record_command(semel, "resolve", lost.headers["semel-intent"], "--as", "completed", "--file", answer)
+    assert done.returncode == 0, done.stderr
+    listed = semel.ask("GET", "/api/chat/sessions/s1/messages", headers={"X-User-Id": "u1"}).json["messages"]
+    said = [(m["requestId"], m["role"], m.get("late", False)) for m in listed]
+    assert said == [("r2", "user", False), ("r2", "assistant", False), ("r1", "user", True), ("r1", "assistant", True)]
+    assert [m["content"] for m in listed][2:] == ["one", "by hand"]
+
+
 def test_record_without_a_server_and_without_a_config_says_what_to_do():
     done = run_semel("record", "list", "--admin", "127.0.0.1:1")
     assert done.returncode == 1 and done.stdout == "" and "--config" in done.stderr

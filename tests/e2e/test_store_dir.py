@@ -179,7 +179,7 @@ def test_the_directory_moves_with_its_records(make, up):
 def test_the_directory_is_for_its_owner_only(make):
     semel = make().start()
     semel.chat("k")
-    loose = [str(p) for p in [semel.data, *semel.data.rglob("*")] if p.stat().st_mode & 0o007 and p.is_dir()]
+    loose = [str(p) for p in [semel.data, *semel.data.rglob("*")] if p.stat().st_mode & 0o077]
     assert loose == [], "answers lie in it"
 
 

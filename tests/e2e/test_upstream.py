@@ -275,11 +275,16 @@ def test_plain_http_where_https_is_expected_is_refused(make, up):
     assert up.paid() == []
 
 
-def test_an_unreadable_ca_file_is_named_at_start(make, tmp_path):
-    semel = make(upstream="https://127.0.0.1:1", upstream_options={"ca_file": str(tmp_path / "none.pem")})
+@pytest.mark.parametrize("content", [None, "", "no certificate\n"], ids=["missing", "empty", "nonsense"])
+def test_a_ca_file_without_a_certificate_is_refused_at_the_start(make, tmp_path, content):
+    file = tmp_path / "none.pem"
+    if content is not None:
+        file.write_text(content)
+    semel = make(upstream="https://127.0.0.1:1", upstream_options={"ca_file": str(file)})
     with pytest.raises(harness.Died) as died:
         semel.start()
-    assert str(tmp_path / "none.pem") in died.value.text
+    assert str(file) in died.value.text and "ca_file" in died.value.text
+    assert semel.process.returncode == 2
 
 
 def test_an_answer_that_comes_before_the_request_is_read_is_passed_on(semel, up):

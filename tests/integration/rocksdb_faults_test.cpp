@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -209,9 +210,14 @@ class Torture {
 
   private:
     bool take(const std::string& text) {
-        unsigned long long first = 0, last = 0;
         if (text == "open\n") return true;
-        if (std::sscanf(text.c_str(), "done %llu %llu\n", &first, &last) != 2 || text.back() != '\n') return false;
+        // "done FIRST LAST\n", whole
+        const std::size_t space = text.rfind(' ');
+        if (!text.starts_with("done ") || space == std::string::npos || !text.ends_with('\n')) return false;
+        std::uint64_t last = 0;
+        const char* const end = text.data() + text.size() - 1;
+        const auto number = std::from_chars(text.data() + space + 1, end, last);
+        if (number.ec != std::errc{} || number.ptr != end) return false;
         acknowledged_ = last + 1;
         return true;
     }

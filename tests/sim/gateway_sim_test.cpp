@@ -94,6 +94,8 @@ struct Planted {
     PlantedStore::Spoil spoil;
 };
 
+void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
+
 class GatewayPlantedDefect : public testing::TestWithParam<Planted> {};
 
 TEST_P(GatewayPlantedDefect, is_caught) {

@@ -111,9 +111,11 @@ bool read_usage(std::string_view json, core::Usage& usage) {
     return take_usage(*members, usage);
 }
 
-bool is_complete_answer(std::string_view body) {
+bool read_answer(std::string_view body, core::Usage& usage) {
     const auto members = top_level_members(body);
     if (!members) return false;
+    take_model(*members, usage);
+    take_usage(*members, usage);
     const auto error = find_member(*members, "error");
     return !error || json_is_null(*error);
 }

@@ -24,12 +24,12 @@ RequestFacts read_request(std::string_view body);
 /// nothing to change (it is set, or the body is of a shape that only the upstream can judge).
 std::optional<std::string> with_usage_asked(std::string_view body);
 
-/// Usage of a plain answer or of an event's data; false if it has none (`usage` as it was is kept).
+/// Takes the model and usage of a plain answer into `usage`; false if it states no tokens.
 bool read_usage(std::string_view json, core::Usage& usage);
 
-/// A 2xx answer with a JSON content type that is complete as far as one can see: valid JSON, an
-/// object without an `error`.
-bool is_complete_answer(std::string_view body);
+/// Whether a 2xx answer with a JSON content type is complete as far as one can see: valid JSON, an object without an `error`.
+/// Takes its model and usage into `usage` in the same pass.
+bool read_answer(std::string_view body, core::Usage& usage);
 
 /// The meaning of one server-sent event.
 struct EventMeaning {

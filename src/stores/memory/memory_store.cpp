@@ -149,29 +149,15 @@ class MemoryStore final : public Store {
         return copy;
     }
 
-    /// The turn that the step writes if it is taken.
-    static std::optional<Append> take_append(Complete& operation) {
-        return std::exchange(operation.append, std::nullopt);
-    }
-    static std::optional<Append> take_append(Resolve& operation) {
-        if (operation.decision != Resolve::Decision::completed) return std::nullopt;
-        return std::exchange(operation.append, std::nullopt);
-    }
-    template <class Op>
-    static std::optional<Append> take_append(Op&) {
-        return std::nullopt;
-    }
-
     /// Every operation on a record.
     template <class Op>
     StoreOutcome apply(const StoredKey& key, Op operation, StoreTime at) {
-        std::optional<Append> turn = take_append(operation);
         const auto it = records_.find(key);
         const RecordPtr found = it == records_.end() ? nullptr : it->second;
         Transition transition = decide(found, std::move(operation), at);
         if (transition.write != Transition::Write::none) {
             records_[key] = std::move(transition.record);
-            if (turn) append(std::move(*turn), at);
+            if (transition.append) append(std::move(*transition.append), at);
         }
         return std::visit([](auto& outcome) -> StoreOutcome { return std::move(outcome); },
                           transition.outcome);

@@ -9,6 +9,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -155,9 +156,13 @@ std::vector<rocksdb::ColumnFamilyDescriptor> families(const DatabaseOptions& opt
 /// RocksDB says what a recovery left out only in its log: `<file>: dropping 123 bytes; <why>`.
 void read_drops(const std::vector<std::string>& warnings, Database& into) {
     for (const std::string& line : warnings) {
-        const std::size_t at = line.find("dropping ");
-        unsigned long long bytes = 0;
-        if (at == std::string::npos || std::sscanf(line.c_str() + at, "dropping %llu bytes", &bytes) != 1) continue;
+        constexpr std::string_view dropping = "dropping ";
+        const std::size_t at = line.find(dropping);
+        if (at == std::string::npos) continue;
+        const char* const end = line.data() + line.size();
+        std::uint64_t bytes = 0;
+        const auto number = std::from_chars(line.data() + at + dropping.size(), end, bytes);
+        if (number.ec != std::errc{} || !std::string_view(number.ptr, end).starts_with(" bytes")) continue;
         into.log_bytes_dropped += bytes;
         if (into.log_dropped.empty()) into.log_dropped = line;
     }

@@ -52,7 +52,8 @@ class HotAnswers {
     static std::size_t size_of(const core::Record& record) {
         constexpr std::size_t bookkeeping = 1024;
         const std::size_t body = record.answer && record.answer->body ? record.answer->body->size() : 0;
-        return bookkeeping + body + record.fingerprint.fields.size() * sizeof(core::FieldMark);
+        const std::size_t turn = record.turn ? record.turn->user_content.size() : 0;
+        return bookkeeping + body + turn + record.fingerprint.fields.size() * sizeof(core::FieldMark);
     }
     void drop(Entries::iterator it) {
         bytes_ -= it->bytes;

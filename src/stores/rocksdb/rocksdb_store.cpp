@@ -58,6 +58,9 @@ constexpr seconds clock_reserve{10};
 /// An idle store writes its clock this often: else a long idle time would look like a jump of the wall clock.
 constexpr seconds clock_idle_write{30};
 constexpr seconds writer_tick{1};
+/// What a caller writes itself (see write_here), at most.
+constexpr std::size_t quick_batch_max_items = 128;
+constexpr std::size_t quick_body_max_bytes = 32 * 1024;
 /// Chunks outlive their record by this, for readers that began before it expired.
 constexpr std::chrono::hours chunk_grace{1};
 constexpr std::chrono::milliseconds recovery_first_pause{100};
@@ -85,15 +88,16 @@ RecordPtr without_body(const RecordPtr& record) {
     return copy;
 }
 
-/// The turn that the step writes if it is taken.
-std::optional<Append> take_append(Complete& operation) { return std::exchange(operation.append, std::nullopt); }
-std::optional<Append> take_append(Resolve& operation) {
-    if (operation.decision != Resolve::Decision::completed) return std::nullopt;
-    return std::exchange(operation.append, std::nullopt);
+/// The conversation that the step may append to; null: none.
+const StoredKey* appends_to(const Complete& operation, const RecordPtr&) {
+    return operation.append ? &operation.append->conversation : nullptr;
+}
+const StoredKey* appends_to(const Resolve& operation, const RecordPtr& found) {
+    return operation.answer_content && found && found->turn ? &found->turn->conversation : nullptr;
 }
 template <class Op>
-std::optional<Append> take_append(Op&) {
-    return std::nullopt;
+const StoredKey* appends_to(const Op&, const RecordPtr&) {
+    return nullptr;
 }
 
 Error stopping() { return {.code = ErrorCode::stopping, .detail = "rocksdb: the store is stopped; nothing was done"}; }
@@ -142,7 +146,9 @@ class RocksDbStore final : public Store {
     }
 
     void submit(std::vector<Item> items, BatchDone done) override {
-        enqueue(Job{.items = std::move(items), .done = std::move(done), .run = {}, .results = {}});
+        Job job{.items = std::move(items), .done = std::move(done), .run = {}, .results = {}};
+        if (!sync_ && quick(job.items) && write_here(job)) return;
+        enqueue(std::move(job));
     }
 
     Result<ScanPage> scan(const ScanFilter& filter, const std::string& cursor, std::size_t limit) override {
@@ -219,6 +225,44 @@ class RocksDbStore final : public Store {
     };
 
     // ------------------------------------------------------------ callers' side
+
+    /// Batches that read nothing from the disk but an index entry, and write little.
+    static bool quick(const std::vector<Item>& items) {
+        if (items.size() > quick_batch_max_items) return false;
+        return std::all_of(items.begin(), items.end(), [](const Item& item) {
+            if (const auto* complete = std::get_if<core::Complete>(&item.operation)) {
+                return complete->answer.body_bytes <= quick_body_max_bytes;
+            }
+            return std::holds_alternative<core::Acquire>(item.operation) ||
+                   std::holds_alternative<core::Start>(item.operation) ||
+                   std::holds_alternative<core::Renew>(item.operation) ||
+                   std::holds_alternative<core::Release>(item.operation) ||
+                   std::holds_alternative<core::Fail>(item.operation);
+        });
+    }
+
+    /// Without a sync a write costs less than to wake the writer and be woken by it: a caller that finds nobody writing and
+    /// nothing waiting is the writer for its own batch. False: `job` is untouched and must be queued.
+    bool write_here(Job& job) {
+        // A `done` that submits again runs inside the writer's work.
+        if (writing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return false;
+        std::unique_lock writing(writing_mutex_, std::defer_lock);
+        {
+            const std::lock_guard lock(mutex_);
+            if (stopping_ || !queue_.empty() || !writing.try_lock()) return false;
+        }
+        std::uint64_t stopped = 0;
+        const bool known = !broken_ && database_ &&
+                           database_->db->GetIntProperty(rocksdb::DB::Properties::kIsWriteStopped, &stopped);
+        if (!known || stopped != 0) return false;  // a write would wait: not on the caller's thread
+        writing_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+        begin_group();
+        own_job_.push_back(std::move(job));
+        apply_all(own_job_);
+        own_job_.clear();
+        writing_thread_.store({}, std::memory_order_relaxed);
+        return true;
+    }
 
     /// False: stopped; `done` was called.
     bool enqueue(Job job) {
@@ -441,12 +485,20 @@ class RocksDbStore final : public Store {
                     wake_.wait_for(lock, writer_tick, [&] { return !queue_.empty() || stopping_; });
                     writer_sleeps_ = false;
                 }
+            }
+            // Before the queue is taken: whoever finds it empty must not overtake what was in it.
+            const std::lock_guard writing(writing_mutex_);
+            {
+                const std::lock_guard lock(mutex_);
                 jobs.swap(queue_);
             }
+            writing_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
             tick();
             apply_all(jobs);
             jobs.clear();
+            writing_thread_.store({}, std::memory_order_relaxed);
         }
+        const std::lock_guard writing(writing_mutex_);
         close();
     }
 
@@ -766,21 +818,17 @@ class RocksDbStore final : public Store {
     /// Every operation on a record.
     template <class Op>
     Result<StoreOutcome> step_on_record(const StoredKey& key, Op operation) {
-        std::optional<Append> turn = take_append(operation);
-        std::optional<Conversation> head;
-        bool appended_before = false;
-        if (turn) {
-            if (dirty_conversations_.contains(turn->conversation)) commit();
-            auto read = read_head(turn->conversation);
-            if (!read) return read.error();
-            head = *read;
-            auto holds = holds_id(turn->conversation, turn->request_id);
-            if (!holds) return holds.error();
-            appended_before = *holds;
-        }
         bool dirty = false;
         auto found = find(key, dirty);
         if (!found) return found.error();
+        const StoredKey* conversation = appends_to(operation, *found);
+        if (conversation != nullptr && dirty_conversations_.contains(*conversation)) {
+            // Its head is read from the disk. What was found may be lost with the group.
+            commit();
+            dirty = false;
+            found = find(key, dirty);
+            if (!found) return found.error();
+        }
         Transition transition = decide(*found, std::move(operation), at_);
         item_depends_ = dirty;
         switch (transition.write) {
@@ -796,10 +844,12 @@ class RocksDbStore final : public Store {
                 break;
             case Transition::Write::durable:
                 if (!database_) return unreadable();
+                if (transition.append) {
+                    if (auto appended = append_once(std::move(*transition.append)); !appended) return appended.error();
+                }
                 put_record(key, *transition.record);
                 changed_[key] = std::move(transition.record);
                 item_depends_ = true;
-                if (turn && !appended_before) append(std::move(*turn), head);
                 break;
         }
         return std::visit([](auto& outcome) -> StoreOutcome { return std::move(outcome); }, transition.outcome);
@@ -1047,8 +1097,14 @@ class RocksDbStore final : public Store {
         return found->has_value();
     }
 
-    void append(Append turn, const std::optional<Conversation>& head) {
-        Conversation next = head.value_or(Conversation{.created = at_, .last_used = at_, .turns = 0});
+    /// Unless the conversation holds the id. An error leaves the group as it was.
+    Result<void> append_once(Append turn) {
+        auto holds = holds_id(turn.conversation, turn.request_id);
+        if (!holds) return holds.error();
+        if (*holds) return {};
+        auto head = read_head(turn.conversation);
+        if (!head) return head.error();
+        Conversation next = head->value_or(Conversation{.created = at_, .last_used = at_, .turns = 0});
         next.last_used = at_;
         ++next.turns;
         const Turn written{.number = next.turns,
@@ -1062,6 +1118,7 @@ class RocksDbStore final : public Store {
         batch_.Put(family, layout::turn_key(turn.conversation, written.number), layout::encode(written));
         batch_.Put(family, layout::id_key(turn.conversation, written.request_id), Slice());
         dirty_conversations_.insert(turn.conversation);
+        return {};
     }
 
     Result<void> delete_conversation(const StoredKey& conversation) {
@@ -1137,7 +1194,10 @@ class RocksDbStore final : public Store {
 
     std::atomic<bool> chunks_exist_{false};
 
-    // ---- the writer's own
+    // ---- the writer's own: the thread's, or a caller's in write_here(); guarded by writing_mutex_
+    std::mutex writing_mutex_;
+    std::atomic<std::thread::id> writing_thread_;  ///< Who holds it; read to find out whether it is oneself.
+    std::vector<Job> own_job_;
     std::map<StoredKey, RecordPtr> resident_;  ///< All undecided records; ordered: scan pages go by key.
     HotAnswers hot_;
     std::map<std::string, std::string> values_;
