@@ -3,6 +3,9 @@
 say() { printf '%s\n' "$*" >&2; }
 die() { say "$(basename "$0"): $*"; exit 1; }
 
+# A clone in another folder compiles the same: without this ccache would not know.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+
 # build PRESET LOG [cmake -D options] [-- TARGETS...]: configures and builds; on a terminal the progress stays on one line.
 build() {
     local preset=$1 log=$2 options=()

@@ -1,4 +1,6 @@
 // semel serve: wires a process together, runs it, and ends it in order.
+#include <sched.h>
+#include <sys/mman.h>
 #include <algorithm>
 #include <boost/json.hpp>
 #include <condition_variable>
@@ -8,9 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
-#include <sched.h>
 #include <set>
-#include <sys/mman.h>
 #include <thread>
 
 #include "admin/admin.hpp"
@@ -52,14 +52,17 @@ unsigned cores_allowed() {
     return count > 0 ? static_cast<unsigned>(count) : 1;
 }
 
-/// Suspended coroutines may be left on the loops, and their frames name objects of each other: nothing is unwound.
+/// Suspended coroutines may be left on the loops, and their frames name objects of each other:
+/// nothing is unwound.
 [[noreturn]] void end(int code) {
     std::fflush(nullptr);
     std::_Exit(code);
 }
 
 std::int64_t steady_ms() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(base::system_clocks().steady().time_since_epoch()).count();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+               base::system_clocks().steady().time_since_epoch())
+        .count();
 }
 
 /// A loop on a thread of its own, which shows that it runs. Lives until the process ends.
@@ -77,7 +80,9 @@ class LoopThread {
             loop.io().run();
         });
     }
-    [[nodiscard]] bool silent() const { return steady_ms() - last_beat_.load() > std::chrono::milliseconds(silence_max).count(); }
+    [[nodiscard]] bool silent() const {
+        return steady_ms() - last_beat_.load() > std::chrono::milliseconds(silence_max).count();
+    }
 
     runtime::Loop loop;
     std::function<void()> on_beat;  ///< On the loop, once a second. Set before start().
@@ -107,7 +112,8 @@ struct Worker {
 base::Result<void> check_authorities(const config::Config& config) {
     for (const auto& upstream : config.upstreams) {
         std::string problem;
-        if (!upstream.ca_file.empty() && http::TlsContext::make(upstream.ca_file, problem) == nullptr) {
+        if (!upstream.ca_file.empty() &&
+            http::TlsContext::make(upstream.ca_file, problem) == nullptr) {
             return base::Error{.detail = "ca_file of upstream " + upstream.name + ": " + problem +
                                          "; it must be a PEM file with at least one certificate"};
         }
@@ -115,8 +121,9 @@ base::Result<void> check_authorities(const config::Config& config) {
     return {};
 }
 
-/// Names one file of all extra authorities, because a client takes one; empty if there are none. It lies in memory, is open as
-/// long as the process lives, and is read by each loop at its first call over TLS.
+/// Names one file of all extra authorities, because a client takes one; empty if there are none. It
+/// lies in memory, is open as long as the process lives, and is read by each loop at its first call
+/// over TLS.
 base::Result<std::string> authorities_file(const config::Config& config) {
     std::set<std::string> files;
     for (const auto& upstream : config.upstreams) {
@@ -138,7 +145,8 @@ base::Result<std::string> authorities_file(const config::Config& config) {
 
 class Serving {
   public:
-    Serving(const config::Config& config, const Leaves& leaves) : config_(config), leaves_(leaves) {}
+    Serving(const config::Config& config, const Leaves& leaves)
+        : config_(config), leaves_(leaves) {}
 
     /// Until a signal ends it, and the process with it.
     [[noreturn]] void run(bool accept_clock);
@@ -165,7 +173,8 @@ class Serving {
     std::string scratch_;  ///< Folder of spill files.
     std::unique_ptr<gateway::Process> process_;
     std::vector<std::unique_ptr<Worker>> workers_;
-    // The admin address has a loop of its own: it waits for the store, and a scan may wait for a disk.
+    // The admin address has a loop of its own: it waits for the store, and a scan may wait for a
+    // disk.
     LoopThread admin_thread_;
     std::unique_ptr<engine::Engine> admin_engine_;
     std::unique_ptr<engine::Sweeper> sweeper_;
@@ -179,23 +188,33 @@ base::Result<void> Serving::open(bool accept_clock) {
     auto opened = leaves_.open_store(config_, accept_clock);
     if (!opened) return opened.error();
     store_ = std::move(opened->store);
-    for (const std::string& notice : opened->notices) log::warn("store.opened", {{"notice", notice}});
+    for (const std::string& notice : opened->notices)
+        log::warn("store.opened", {{"notice", notice}});
     auto secret = secret_of(config_, *store_);
     if (!secret) return secret.error();
     secret_ = std::move(*secret);
     auto spool = engine::Spool::open(config_.spool_path);
     if (!spool) return spool.error();
     spool_ = std::move(*spool);
-    for (const std::string& problem : spool_->problems()) log::warn("spool.opened", {{"notice", problem}});
+    for (const std::string& problem : spool_->problems())
+        log::warn("spool.opened", {{"notice", problem}});
     if (spool_->size() > 0) {
         log::info("spool.opened", {{"answers_to_deliver", spool_->size()}});
     }
     hot_ = std::make_unique<engine::HotRecords>(config_.memory_hot_records);
     std::error_code failed;
-    scratch_ = config_.spool_path.empty() ? std::filesystem::temp_directory_path(failed).string() : config_.spool_path;
-    if (failed) return base::Error{.detail = "no folder for temporary files: set TMPDIR, or spool.path in the configuration"};
+    scratch_ = config_.spool_path.empty() ? std::filesystem::temp_directory_path(failed).string()
+                                          : config_.spool_path;
+    if (failed)
+        return base::Error{
+            .detail =
+                "no folder for temporary files: set TMPDIR, or spool.path in the configuration"};
     process_ = std::make_unique<gateway::Process>(config_, secret_, *hot_, metrics_, scratch_);
-    add_readers(metrics_, {.engine = engine_counters_, .api = api_counters_, .admin = admin_counters_, .hot = *hot_, .spool = *spool_});
+    add_readers(metrics_, {.engine = engine_counters_,
+                           .api = api_counters_,
+                           .admin = admin_counters_,
+                           .hot = *hot_,
+                           .spool = *spool_});
     return {};
 }
 
@@ -208,17 +227,22 @@ base::Result<void> Serving::listen() {
     engine::EngineOptions options;
     options.owner.id = base::hex(base::random_bytes(8));
     options.lease = config_.engine.lease;
-    options.acquire_patience = std::min(options.acquire_patience, options.lease / 2);  // a grant must arrive alive
+    options.acquire_patience =
+        std::min(options.acquire_patience, options.lease / 2);  // a grant must arrive alive
+    options.delivers_left_over = false;                         // the admin loop's engine does
 
     const unsigned count = config_.threads != 0 ? config_.threads : cores_allowed();
     std::uint16_t port = config_.listen.port;
     for (unsigned i = 0; i < count; ++i) {
         auto worker = std::make_unique<Worker>();
         runtime::Loop& loop = worker->thread.loop;
-        worker->engine = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_, engine_counters_);
+        worker->engine = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_,
+                                                          engine_counters_);
         worker->client = http::make_client(loop, *authorities);
-        worker->gateway = std::make_unique<gateway::Gateway>(*process_, *worker->engine, *worker->client);
-        auto server = http::Server::listen(loop, config_.listen.host, port, *worker->gateway, {}, api_counters_, count > 1);
+        worker->gateway =
+            std::make_unique<gateway::Gateway>(*process_, *worker->engine, *worker->client);
+        auto server = http::Server::listen(loop, config_.listen.host, port, *worker->gateway, {},
+                                           api_counters_, count > 1);
         if (!server) return server.error();
         worker->server = std::move(*server);
         port = worker->server->port();
@@ -229,12 +253,17 @@ base::Result<void> Serving::listen() {
     }
 
     runtime::Loop& loop = admin_thread_.loop;
-    admin_engine_ = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_, engine_counters_);
+    options.delivers_left_over = true;
+    admin_engine_ =
+        std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_, engine_counters_);
     const auto third = options.lease / 3;
-    sweeper_ = std::make_unique<engine::Sweeper>(*admin_engine_, engine::SweeperOptions{.every = third, .takeover_grace = third});
-    admin_ = std::make_unique<admin::Admin>(*store_, intent_of(config_, secret_), probes(), config_.admin.loopback());
-    auto server = http::Server::listen(loop, config_.admin.host, config_.admin.port, *admin_,
-                                       {.connections_max = admin_connections_max}, admin_counters_, false);
+    sweeper_ = std::make_unique<engine::Sweeper>(
+        *admin_engine_, engine::SweeperOptions{.every = third, .takeover_grace = third});
+    admin_ = std::make_unique<admin::Admin>(*store_, intent_of(config_, secret_), probes(),
+                                            config_.admin.loopback());
+    auto server =
+        http::Server::listen(loop, config_.admin.host, config_.admin.port, *admin_,
+                             {.connections_max = admin_connections_max}, admin_counters_, false);
     if (!server) return server.error();
     admin_server_ = std::move(*server);
     return {};
@@ -245,7 +274,8 @@ admin::Probes Serving::probes() {
     probes.not_alive = [this] {
         std::vector<std::string> reasons;
         for (std::size_t i = 0; i < workers_.size(); ++i) {
-            if (workers_[i]->thread.silent()) reasons.push_back("event loop " + std::to_string(i) + " has not run for 15 s");
+            if (workers_[i]->thread.silent())
+                reasons.push_back("event loop " + std::to_string(i) + " has not run for 15 s");
         }
         return reasons;
     };
@@ -253,7 +283,8 @@ admin::Probes Serving::probes() {
         std::vector<std::string> reasons;
         if (!listening_) reasons.emplace_back("starting");
         if (draining_) reasons.emplace_back("draining: running calls end, nothing new is taken");
-        if (const auto health = store_->health(); !health) reasons.push_back("store: " + health.error().detail);
+        if (const auto health = store_->health(); !health)
+            reasons.push_back("store: " + health.error().detail);
         return reasons;
     };
     probes.metrics = [this] { return metrics_.render(); };
@@ -265,9 +296,11 @@ std::string Serving::describe() const {
     config::Address admin = config_.admin;
     api.port = workers_.front()->server->port();
     admin.port = admin_server_->port();
-    const std::string store = config_.store.kind == config::StoreKind::memory ? std::string("memory store") : config_.store.path;
-    return "API http://" + authority(api) + ", admin http://" + authority(admin) + ", " + store + ", " +
-           std::to_string(workers_.size()) + " loop(s)";
+    const std::string store = config_.store.kind == config::StoreKind::memory
+                                  ? std::string("memory store")
+                                  : config_.store.path;
+    return "API http://" + authority(api) + ", admin http://" + authority(admin) + ", " + store +
+           ", " + std::to_string(workers_.size()) + " loop(s)";
 }
 
 void Serving::start() {
@@ -323,7 +356,8 @@ void Serving::stop_engines() {
         admin_thread_.loop.spawn(stop(this, tell));
     });
     std::unique_lock lock(stopped->mutex);
-    stopped->changed.wait_for(lock, engines_stop_patience, [&] { return stopped->count == workers_.size() + 1; });
+    stopped->changed.wait_for(lock, engines_stop_patience,
+                              [&] { return stopped->count == workers_.size() + 1; });
 }
 
 void Serving::run(bool accept_clock) {
@@ -334,7 +368,8 @@ void Serving::run(bool accept_clock) {
     sigaddset(&ending, SIGINT);
     pthread_sigmask(SIG_BLOCK, &ending, nullptr);
     const auto signal_within = [&ending](std::chrono::milliseconds patience) {
-        const timespec time{.tv_sec = patience.count() / 1000, .tv_nsec = patience.count() % 1000 * 1'000'000};
+        const timespec time{.tv_sec = patience.count() / 1000,
+                            .tv_nsec = patience.count() % 1000 * 1'000'000};
         return sigtimedwait(&ending, nullptr, &time);
     };
 
@@ -351,13 +386,16 @@ void Serving::run(bool accept_clock) {
 
     int signal = -1;
     while (signal < 0) signal = signal_within(1h);
-    std::fprintf(stderr, "semel: draining: %zu call(s) run; a second signal ends at once\n", process_->running());
+    std::fprintf(stderr, "semel: draining: %zu call(s) run; a second signal ends at once\n",
+                 process_->running());
     drain();
     const auto deadline = base::system_clocks().steady() + config_.drain_timeout;
     bool busy = true;
     while (busy && base::system_clocks().steady() < deadline) {
         if (const int again = signal_within(drain_look_every); again > 0) {
-            std::fprintf(stderr, "semel: ended at once; calls that ran are taken over after the next start\n");
+            std::fprintf(
+                stderr,
+                "semel: ended at once; calls that ran are taken over after the next start\n");
             end(128 + again);
         }
         busy = process_->running() > 0;
@@ -367,7 +405,10 @@ void Serving::run(bool accept_clock) {
             one->thread.loop.post([one] { one->running = one->server->running(); });
         }
     }
-    if (busy) std::fprintf(stderr, "semel: drain_timeout is over; calls that still run are taken over after the next start\n");
+    if (busy)
+        std::fprintf(stderr,
+                     "semel: drain_timeout is over; calls that still run are taken over after the "
+                     "next start\n");
     stop_engines();
     store_->stop();
     std::fprintf(stderr, "semel: stopped\n");
@@ -380,19 +421,24 @@ int serve(const ServeOptions& options, const Leaves& leaves) {
     const auto refuse = [&options](const base::Error& error) {
         std::fprintf(stderr, "semel serve: %s\n", error.detail.c_str());
         if (options.json) {
-            std::printf("%s\n", boost::json::serialize(boost::json::object{{"ok", false}, {"error", error.detail}}).c_str());
+            std::printf("%s\n", boost::json::serialize(
+                                    boost::json::object{{"ok", false}, {"error", error.detail}})
+                                    .c_str());
         }
         return exit_usage;
     };
     const auto config = config::load(options.config);
     if (!config) return refuse(config.error());
     if (const auto trusted = check_authorities(*config); !trusted) return refuse(trusted.error());
-    for (const std::string& warning : config->warnings) std::fprintf(stderr, "semel serve: %s\n", warning.c_str());
+    for (const std::string& warning : config->warnings)
+        std::fprintf(stderr, "semel serve: %s\n", warning.c_str());
     if (options.check) {
         if (options.json) {
             boost::json::array warnings;
             for (const std::string& warning : config->warnings) warnings.emplace_back(warning);
-            std::printf("%s\n", boost::json::serialize(boost::json::object{{"ok", true}, {"warnings", warnings}}).c_str());
+            std::printf("%s\n", boost::json::serialize(
+                                    boost::json::object{{"ok", true}, {"warnings", warnings}})
+                                    .c_str());
         } else {
             std::printf("%s is valid\n", options.config.c_str());
         }

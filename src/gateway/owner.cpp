@@ -207,6 +207,8 @@ struct Owner::Attempt {
     std::unique_ptr<engine::LeaseGuard> lease;
     http::Client::CancelToken cancel;
     http::Response* response = nullptr;
+    std::string
+        held_back;  ///< Of a stream that failed: leaves after the record, as a terminal event does.
     std::string stopped;             ///< Why the call was given up by us.
     bool answered_upstream = false;  ///< All of the answer is here.
     runtime::TimerId timer = 0;
@@ -489,7 +491,9 @@ Task<> Owner::pump_stream(Attempt& attempt, http::Response& response, AnswerHead
                                        ? AnswerShape::Piece{.bytes = shape.on_rest(bytes)}
                                        : shape.on_event(bytes, event.type, event.data);
         error_event = error_event || piece.error;
-        if (piece.terminal) {
+        if (piece.terminal || piece.error) {
+            // An error, too, ends the stream: its reader may ask again at once, and must not meet
+            // this attempt then.
             terminal = true;
             tail += piece.bytes;
         } else {
@@ -542,8 +546,8 @@ Task<> Owner::pump_stream(Attempt& attempt, http::Response& response, AnswerHead
         co_await record(attempt, std::move(tail));
         co_return;
     }
-    if (!raw.empty()) journal.append(shape.on_rest(raw));
-    if (!tail.empty()) journal.append(tail);
+    tail += shape.on_rest(raw);
+    attempt.held_back = std::move(tail);
     core::Fail failure{.certainty = core::Certainty::unknown,
                        .failure = {.http_status = static_cast<std::uint16_t>(attempt.status)}};
     Problem problem{.status = 502, .retry_after_s = 1, .state = "FAILED"};
@@ -647,7 +651,8 @@ Task<> Owner::not_complete(Attempt& attempt, core::Fail failure, AnswerShape::Re
     Journal& journal = attempt.flight->journal();
     if (journal.view().has_head) {
         const auto tail = attempt.call.shape->broken_tail(problem);
-        attempt.tell(tail ? Journal::End::whole : Journal::End::cut, tail.value_or(std::string{}));
+        attempt.tell(tail ? Journal::End::whole : Journal::End::cut,
+                     attempt.held_back + tail.value_or(std::string{}));
         co_return;
     }
     if (after && after->status == core::Status::unknown) {
