@@ -8,8 +8,8 @@
 namespace semel::engine {
 namespace {
 
-/// Map node, list node, record and its strings besides the body: an estimate.
-constexpr std::size_t bookkeeping_bytes = 1024;
+/// Map node, list node, record and its strings besides the body, as the resident set grows by them.
+constexpr std::size_t bookkeeping_bytes = 1280;
 /// A body above this part of a stripe would push out too many others.
 constexpr std::size_t body_part_max = 8;
 

@@ -1,6 +1,7 @@
 #include "gateway/fingerprint.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include "base/json_scan.hpp"
@@ -17,6 +18,8 @@ constexpr std::size_t short_body_max_bytes = 4096;
 
 constexpr std::string_view meaningful_headers[] = {
     "openai-organization", "openai-project", "openai-beta", "anthropic-version", "anthropic-beta"};
+
+constexpr std::size_t shortest_meaningful = std::string_view("openai-beta").size();
 
 constexpr std::string_view known_members[] = {"model",
                                               "messages",
@@ -67,20 +70,33 @@ std::uint64_t first_8(const base::Digest& digest) {
 /// Everything but the body, each part preceded by its length so that parts cannot run into each
 /// other.
 std::string envelope(const http::RequestHead& head) {
-    std::string out(fingerprint_version);
+    std::string out;
+    out.reserve(256);
+    out += fingerprint_version;
     const auto add = [&out](std::string_view part) {
-        out += std::to_string(part.size());
+        char digits[20];
+        out.append(digits, std::to_chars(digits, digits + sizeof digits, part.size()).ptr);
         out += ':';
         out += part;
     };
     add(head.method);
     add(head.path);
     add(head.query);
-    for (const std::string_view name : meaningful_headers) {
-        for (const http::Header& header : head.headers) {
-            if (!http::name_is(header.name, name)) continue;
-            add(name);
-            add(header.value);
+    // Most requests have none of them, so their names are compared only where one can be among
+    // them.
+    const bool any =
+        std::any_of(head.headers.begin(), head.headers.end(), [](const http::Header& header) {
+            return header.name.size() >= shortest_meaningful &&
+                   (http::name_is(header.name.substr(0, 7), "openai-") ||
+                    http::name_is(header.name.substr(0, 10), "anthropic-"));
+        });
+    if (any) {
+        for (const std::string_view name : meaningful_headers) {
+            for (const http::Header& header : head.headers) {
+                if (!http::name_is(header.name, name)) continue;
+                add(name);
+                add(header.value);
+            }
         }
     }
     out += ';';
