@@ -58,6 +58,9 @@ constexpr seconds clock_reserve{10};
 /// An idle store writes its clock this often: else a long idle time would look like a jump of the wall clock.
 constexpr seconds clock_idle_write{30};
 constexpr seconds writer_tick{1};
+/// With more than this left the free space is not asked for at each write, but at this interval.
+constexpr std::uint64_t disk_plenty_bytes = 256U << 20;
+constexpr seconds free_asked_every{1};
 /// What a caller writes itself (see write_here), at most.
 constexpr std::size_t quick_batch_max_items = 128;
 constexpr std::size_t quick_body_max_bytes = 32 * 1024;
@@ -595,6 +598,18 @@ class RocksDbStore final : public Store {
         }
     }
 
+    /// Whether `bytes` fit above the floor. Far from it the file system is asked once a second, near it each time.
+    bool room_for(std::uint64_t bytes) {
+        const auto now = std::chrono::steady_clock::now();
+        if (free_left_ < disk_plenty_bytes + bytes || now - free_asked_at_ > free_asked_every) {
+            free_left_ = free_bytes(path_);
+            free_asked_at_ = now;
+        }
+        if (free_left_ < disk_floor_bytes + bytes) return false;
+        free_left_ -= bytes;
+        return true;
+    }
+
     /// Hands batch_ to RocksDB.
     Result<void> write() {
         if (broken_) {
@@ -604,7 +619,7 @@ class RocksDbStore final : public Store {
             return error;
         }
         // A write that fails inside RocksDB costs an opening anew, one that is not begun costs nothing.
-        if (free_bytes(path_) < disk_floor_bytes + 2 * batch_.GetDataSize()) {
+        if (!room_for(2 * batch_.GetDataSize())) {
             counters_.refused_full.fetch_add(1, std::memory_order_relaxed);
             return full();
         }
@@ -1205,6 +1220,8 @@ class RocksDbStore final : public Store {
     StoreTime clock_reserved_;
     StoreTime clock_written_;
     bool broken_ = false;
+    std::uint64_t free_left_ = 0;
+    std::chrono::steady_clock::time_point free_asked_at_;
     std::chrono::steady_clock::time_point recovery_at_;
     std::chrono::milliseconds recovery_pause_{0};
     // of the group being made
