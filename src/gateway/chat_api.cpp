@@ -298,7 +298,6 @@ Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string 
                 .shape = Shape::problem_json,
                 .id = question->id,
                 .body = body->text,
-                .asked_at = asked_at,
                 .wait_until = question->wait_until,
                 .chat = true,
                 .status_path = "/api/chat/status/" + percent_encoded(question->id) +
@@ -362,7 +361,6 @@ Task<> ChatApi::own_turn(FlightPtr flight, std::shared_ptr<Question> question) {
         call.headers = question->forwarded_headers;
         call.has_own_body = true;
         call.label = "chat";
-        call.metrics_route = telemetry::Route::api_chat;
         call.shape =
             std::make_unique<ChatShape>(ChatShape::Asked{.request_id = question->id,
                                                          .model = question->model,

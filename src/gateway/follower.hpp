@@ -18,7 +18,6 @@ struct Asked {
     Shape shape = Shape::openai;
     std::string id;         ///< As the client sent it; valid header text.
     std::string_view body;  ///< To name the fields that differ.
-    SteadyTime asked_at;
     SteadyTime wait_until;    ///< A joiner is told to come again by then.
     bool chat = false;        ///< /api/chat: `fromCache`, 202 bodies.
     std::string status_path;  ///< /api/chat: where the state can be asked.

@@ -38,7 +38,6 @@ struct Call {
     bool look_only = false;
     std::string label;                         ///< The operation, readable.
     std::shared_ptr<const core::Append> turn;  ///< Of a conversation, its answer not yet known.
-    telemetry::Route metrics_route = telemetry::Route::chat_completions;
 
     [[nodiscard]] std::string_view sent_body() const {
         return has_own_body ? std::string_view(own_body) : std::string_view(body->text);
@@ -60,7 +59,6 @@ class Owner {
     /// entered by the caller.
     Task<> run(FlightPtr flight, Call& call);
 
-    [[nodiscard]] Process::State& state() { return state_; }
     [[nodiscard]] engine::Engine& engine() { return engine_; }
 
   private:
@@ -75,7 +73,6 @@ class Owner {
                         const Problem& problem);
     Task<> record(Attempt& attempt, std::string last);
     Task<bool> write_chunks(Attempt& attempt, std::string_view last, bool until_done);
-    void leave(Attempt& attempt);
 
     Process::State& state_;
     engine::Engine& engine_;

@@ -170,7 +170,6 @@ Task<> ProtectedRoute::handle(http::Exchange& exchange, const Caller& caller) {
                 .shape = Shape::openai,
                 .id = std::move(client_id),
                 .body = body->text,
-                .asked_at = asked_at,
                 .wait_until = join_deadline(head, route, asked_at),
                 .metrics_route = telemetry::Route::chat_completions};
     asked.fingerprint.raw = state_.fingerprints.raw_of(head, body->text);
