@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <cstdlib>
 
 #include "sim/engine_workload.hpp"
+#include "sim/seeds.hpp"
 
 namespace semel::sim {
 namespace {
@@ -16,21 +16,11 @@ constexpr std::uint64_t ranges = 4;
 
 class EngineSimulation : public testing::TestWithParam<std::uint64_t> {};
 
-std::optional<std::uint64_t> number_from(const char* variable) {
-    const char* text = std::getenv(variable);
-    if (text == nullptr) return std::nullopt;
-    return std::strtoull(text, nullptr, 10);
-}
-
 TEST_P(EngineSimulation, holds_its_invariants_under_every_seed) {
-    const auto replay = number_from("SEMEL_SEED");
-    const std::uint64_t seeds_per_range =
-        number_from("SEMEL_SEEDS").value_or(seeds_per_range_default);
-    const std::uint64_t first = replay ? *replay : GetParam() * seeds_per_range;
-    const std::uint64_t last = replay ? *replay : first + seeds_per_range - 1;
+    const Seeds seeds = seeds_of(GetParam(), seeds_per_range_default);
     RunReport sum;
-    for (std::uint64_t seed = first; seed <= last; ++seed) {
-        const RunReport report = run_engine_workload({.seed = seed, .trace = replay.has_value()});
+    for (std::uint64_t seed = seeds.first; seed <= seeds.last; ++seed) {
+        const RunReport report = run_engine_workload({.seed = seed, .trace = seeds.replay});
         ASSERT_EQ(report.violation, "")
             << "seed " << seed << "; replay it with SEMEL_SEED=" << seed;
         sum.takeovers += report.takeovers;
@@ -45,7 +35,8 @@ TEST_P(EngineSimulation, holds_its_invariants_under_every_seed) {
         sum.leases_lost += report.leases_lost;
         sum.second_payments_counted += report.second_payments_counted;
     }
-    if (replay || seeds_per_range < seeds_per_range_default) return;
+    if (seeds.last - seeds.first + 1 < seeds_per_range_default)
+        return;  // too few to meet every trouble
     std::printf(
         "             takeovers %u, pending %u, ghosts %u (settled %u), crashes %u, pauses %u, "
         "decisions %u, "

@@ -629,14 +629,8 @@ void Workload::plan_faults() {
 }
 
 void Workload::heal() {
-    world_.trace("faults end");
     healed_ = true;
-    for (auto& process : world_.processes()) {
-        process->store->faults = StoreFaults{};
-        process->store->down = false;
-        if (!process->alive) world_.start(*process);
-        // A pause ends by itself: its resumption is an event.
-    }
+    world_.heal();
 }
 
 // -------------------------------------------------------------------- the run and its checks

@@ -256,7 +256,8 @@ void Workload::ask(Client& client) {
     process->loop->spawn(serve(exchange, &app, &client, request));
 }
 
-Task<> Workload::serve(std::shared_ptr<FakeExchange> exchange, GatewayApp* app, Client* client, int request) {
+Task<> Workload::serve(std::shared_ptr<FakeExchange> exchange, GatewayApp* app, Client* client,
+                       int request) {
     co_await app->gateway().handle(*exchange);
     const bool gone = exchange->vanish_at <= world_.now();
     if (!exchange->answered() && !gone)
@@ -279,7 +280,8 @@ void Workload::check_bytes(const Intent& intent, const Received& got) {
 void Workload::check_final(Intent& intent, const Received& got, bool pending) {
     std::string body = got.body;
     constexpr std::string_view heartbeat = ": semel\n";  // given to clients, never recorded
-    for (auto at = body.find(heartbeat); at != std::string::npos; at = body.find(heartbeat, at)) body.erase(at, heartbeat.size());
+    for (auto at = body.find(heartbeat); at != std::string::npos; at = body.find(heartbeat, at))
+        body.erase(at, heartbeat.size());
     constexpr std::string_view cached = "\"fromCache\":true";
     if (const auto at = body.rfind(cached); is_chat(intent) && at != std::string::npos)
         body.replace(at, cached.size(), "\"fromCache\":false");
@@ -579,13 +581,8 @@ void Workload::plan_faults() {
 }
 
 void Workload::heal() {
-    world_.trace("faults end");
     healed_ = true;
-    for (auto& process : world_.processes()) {
-        process->store->faults = StoreFaults{};
-        process->store->down = false;
-        if (!process->alive) world_.start(*process);
-    }
+    world_.heal();
 }
 
 // ---------------------------------------------------------------- the end

@@ -13,7 +13,8 @@ namespace semel::sim {
 /// A store that gets one rule wrong. `spoil` may change the item, or answer in the store's place.
 class PlantedStore final : public core::Store {
   public:
-    using Spoil = std::function<std::optional<core::StoreOutcome>(core::Store& truth, core::Item& item)>;
+    using Spoil =
+        std::function<std::optional<core::StoreOutcome>(core::Store& truth, core::Item& item)>;
     PlantedStore(core::Store& inner, Spoil spoil) : inner_(inner), spoil_(std::move(spoil)) {}
 
     void submit(std::vector<core::Item> items, core::BatchDone done) override {
@@ -30,7 +31,7 @@ class PlantedStore final : public core::Store {
         done(std::move(results));
     }
     base::Result<core::ScanPage> scan(const core::ScanFilter& filter, const std::string& cursor,
-                                std::size_t limit) override {
+                                      std::size_t limit) override {
         return inner_.scan(filter, cursor, limit);
     }
     base::Result<std::size_t> purge(std::size_t limit) override { return inner_.purge(limit); }

@@ -93,6 +93,15 @@ void World::pause(Process& process, milliseconds d) {
         &process);
 }
 
+void World::heal() {
+    trace("faults end");
+    for (auto& process : processes_) {
+        process->store->faults = StoreFaults{};
+        process->store->down = false;
+        if (!process->alive) start(*process);
+    }
+}
+
 Process* World::any_alive() {
     std::vector<Process*> alive;
     for (auto& process : processes_) {

@@ -90,6 +90,9 @@ class World {
     void start(Process& process);
     void pause(Process& process, milliseconds d);
     [[nodiscard]] bool paused(const Process& process) const { return now() < process.paused_until; }
+    /// Ends all faults: stores answer again, and every process that is down is started. A pause
+    /// ends by itself.
+    void heal();
     /// A process that is alive, by chance; null if there is none.
     Process* any_alive();
 
