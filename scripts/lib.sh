@@ -35,8 +35,11 @@ progress() {
     [ ! -t 2 ] || printf '\r\033[K' >&2
 }
 
-free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+# free_ports N: N different ports on which nobody listens, each on a line of its own.
+free_ports() {
+    python3 -c 'import socket, sys
+held = [socket.create_server(("127.0.0.1", 0)) for _ in range(int(sys.argv[1]))]
+for s in held: print(s.getsockname()[1])' "$1"
 }
 
 # wait_for_http URL PID WHAT LOG: until it answers 200, for at most 15 s.

@@ -5,6 +5,7 @@ Nothing here knows the product's sources: it starts the binary, talks to its soc
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -23,9 +24,22 @@ SHORT_LEASE = "2500ms"
 SHORT = {"lease": SHORT_LEASE, "retention": {"completed": "3s", "failed": "3s"}}  # for tests that outlive a record
 
 
+_ports_given = set()
+
+
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return s.getsockname()[1]
+    """A port that nobody listens on and that this process has not given before. Below the range from which the system takes
+    ports by itself (32768 on), so that neither port 0 nor an outgoing connection can take it meanwhile."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        if port in _ports_given:
+            continue
+        _ports_given.add(port)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:  # taken
+            continue
 
 
 def eventually(condition, seconds=15, what=""):
