@@ -8,6 +8,8 @@ find_package(CLI11 REQUIRED)
 find_package(RocksDB REQUIRED)
 find_package(prometheus-cpp REQUIRED)
 find_package(simdjson REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(hiredis REQUIRED IMPORTED_TARGET hiredis)
 
 # Asio is header-only by default; compiled once instead (runtime/asio_impl.cpp), it saves a second a file.
 add_library(semel_asio INTERFACE)

@@ -16,4 +16,19 @@ std::optional<std::string> encode(const IntentKey& key) {
     return out;
 }
 
+namespace {
+constexpr unsigned bucket_low_bits = 2;  // of the second byte
+}
+
+std::uint16_t bucket_of(const StoredKey& key) {
+    return static_cast<std::uint16_t>(key.bytes[0] << bucket_low_bits |
+                                      key.bytes[1] >> (8 - bucket_low_bits));
+}
+
+void join_bucket(StoredKey& key, const StoredKey& other) {
+    constexpr std::uint8_t kept = 0xff >> bucket_low_bits;
+    key.bytes[0] = other.bytes[0];
+    key.bytes[1] = static_cast<std::uint8_t>((other.bytes[1] & ~kept) | (key.bytes[1] & kept));
+}
+
 }  // namespace semel::core

@@ -25,6 +25,7 @@ struct Acquire {
     bool starts_call = false;    ///< Under on_unknown: rerun, `start` rides on acquire.
     bool charge_crash = false;   ///< Consumers: a takeover is charged as a crash.
     std::string label;
+    TenantTag tenant;
     std::shared_ptr<const Append> turn;  ///< Of a conversation: kept in the record until it is decided. answer_content empty.
 };
 /// The paid call is about to leave.

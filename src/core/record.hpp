@@ -40,6 +40,12 @@ struct Nonce {
     friend auto operator<=>(const Nonce&, const Nonce&) = default;
 };
 
+/// Keyed hash of the tenant, shortened: names the data key that its bodies are sealed under. Zero: none (messages, plain stores).
+struct TenantTag {
+    std::array<std::uint8_t, 16> bytes{};
+    friend auto operator<=>(const TenantTag&, const TenantTag&) = default;
+};
+
 struct Owner {
     std::string id;    ///< Of the process, random at its start.
     std::string peer;  ///< host:port where other gateways can follow a stream; empty on the embedded store.
@@ -92,6 +98,8 @@ struct Answer {
     std::uint32_t chunk_count = 0;
     std::uint64_t body_bytes = 0;  ///< Of the whole body, whatever its kind.
     base::Digest body_digest;      ///< SHA-256 of the whole body; checked when chunks are read back.
+    /// Data key under which `body` and the chunks are sealed; 0: they are plain. Without that key the answer is not kept.
+    std::uint64_t sealed_under = 0;
 };
 
 /// Answers up to this size lie in the record, larger ones in chunks of this size.
@@ -142,6 +150,7 @@ struct Record {
     Usage usage;
     bool letter_published = false;  ///< DEAD of a message: its dead letter is durable.
     std::string label;              ///< Readable, optional: operation. Never id, user or credential.
+    TenantTag tenant;               ///< Whose it is; set by the first grant.
     /// What the user said, while a person may still have to decide: set by each grant of a turn, gone once COMPLETED or final.
     /// Its answer_content is empty. Shared: a renewal copies no bytes.
     std::shared_ptr<const Append> turn;

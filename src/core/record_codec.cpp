@@ -36,7 +36,8 @@ enum Part : std::uint64_t {
     part_follows_unknown = 1 << 20,
     part_label = 1 << 21,
     part_turn = 1 << 22,
-    parts_known = (1 << 23) - 1,
+    part_tenant = 1 << 23,
+    parts_known = (1 << 24) - 1,
 };
 
 // The same for a policy's members that differ from the default.
@@ -62,7 +63,8 @@ enum AnswerPart : std::uint64_t {
     answer_digest = 1 << 8,
     answer_chunks = 1 << 9,
     answer_body_elsewhere = 1 << 10,  // inline, but the store keeps it beside the record
-    answer_parts_known = (1 << 11) - 1,
+    answer_sealed = 1 << 11,
+    answer_parts_known = (1 << 12) - 1,
 };
 
 std::uint64_t zigzag(std::int64_t value) {
@@ -235,6 +237,7 @@ std::uint64_t parts_of(const Record& record) {
     set(part_usage, record.usage != Usage{});
     set(part_label, !record.label.empty());
     set(part_turn, record.turn != nullptr);
+    set(part_tenant, record.tenant != TenantTag{});
     return parts;
 }
 
@@ -296,6 +299,7 @@ void write_answer(Writer& writer, const Answer& answer, bool with_body) {
     set(answer_body_bytes, answer.body_bytes != 0);
     set(answer_digest, !answer.body_digest.empty());
     set(answer_chunks, answer.chunk_count != 0);
+    set(answer_sealed, answer.sealed_under != 0);
     writer.varint(parts);
     if ((parts & answer_status) != 0) writer.varint(answer.http_status);
     if ((parts & answer_type) != 0) writer.text(answer.content_type);
@@ -309,6 +313,7 @@ void write_answer(Writer& writer, const Answer& answer, bool with_body) {
     if ((parts & answer_body_bytes) != 0) writer.varint(answer.body_bytes);
     if ((parts & answer_digest) != 0) writer.raw(answer.body_digest.bytes);
     if ((parts & answer_chunks) != 0) writer.varint(answer.chunk_count);
+    if ((parts & answer_sealed) != 0) writer.fixed64(answer.sealed_under);
     if ((parts & answer_body) != 0) writer.text(*answer.body);
 }
 
@@ -334,6 +339,7 @@ void read_answer(Reader& reader, Answer& answer) {
     if ((parts & answer_body_bytes) != 0) answer.body_bytes = reader.varint();
     if ((parts & answer_digest) != 0) reader.raw(answer.body_digest.bytes);
     if ((parts & answer_chunks) != 0) answer.chunk_count = reader.count32();
+    if ((parts & answer_sealed) != 0) answer.sealed_under = reader.fixed64();
     if ((parts & answer_body) != 0)
         answer.body = std::make_shared<const std::string>(reader.view());
 }
@@ -357,6 +363,58 @@ void read_usage(Reader& reader, Usage& usage) {
     const std::size_t ids = reader.elements(id_min_bytes);
     for (std::size_t i = 0; i < ids && reader.ok(); ++i)
         usage.upstream_ids.push_back(reader.text());
+}
+
+void write_owner(Writer& writer, const Owner& owner) {
+    writer.text(owner.id);
+    writer.text(owner.peer);
+}
+
+void read_owner(Reader& reader, Owner& owner) {
+    owner.id = reader.text();
+    owner.peer = reader.text();
+}
+
+void write_failure(Writer& writer, const Failure& failure) {
+    writer.text(failure.code);
+    writer.text(failure.message);
+    writer.varint(failure.http_status);
+}
+
+void read_failure(Reader& reader, Failure& failure) {
+    failure.code = reader.text();
+    failure.message = reader.text();
+    failure.http_status = static_cast<std::uint16_t>(
+        reader.at_most(UINT16_MAX, "the failure's status is no HTTP status"));
+}
+
+void write_turn(Writer& writer, const Append& turn) {
+    writer.raw(turn.conversation.bytes);
+    writer.text(turn.request_id);
+    writer.text(turn.user_content);
+}
+
+void read_turn(Reader& reader, Append& turn) {
+    reader.raw(turn.conversation.bytes);
+    turn.request_id = reader.text();
+    turn.user_content = reader.text();
+}
+
+void write_fields(Writer& writer, const std::vector<FieldMark>& fields) {
+    writer.varint(fields.size());
+    for (const FieldMark& field : fields) {
+        writer.fixed64(field.name);
+        writer.fixed64(field.value);
+    }
+}
+
+void read_fields(Reader& reader, std::vector<FieldMark>& marks) {
+    const std::size_t fields = reader.elements(field_mark_bytes);
+    marks.reserve(fields);
+    for (std::size_t i = 0; i < fields && reader.ok(); ++i) {
+        const std::uint64_t name = reader.fixed64();
+        marks.push_back({name, reader.fixed64()});
+    }
 }
 
 void read_record(Reader& reader, Record& record) {
@@ -383,19 +441,9 @@ void read_record(Reader& reader, Record& record) {
     record.created = time();
     reader.raw(record.fingerprint.raw.bytes);
     if (has(part_canonical)) reader.raw(record.fingerprint.canonical.bytes);
-    if (has(part_fields)) {
-        const std::size_t fields = reader.elements(field_mark_bytes);
-        record.fingerprint.fields.reserve(fields);
-        for (std::size_t i = 0; i < fields && reader.ok(); ++i) {
-            const std::uint64_t name = reader.fixed64();
-            record.fingerprint.fields.push_back({name, reader.fixed64()});
-        }
-    }
+    if (has(part_fields)) read_fields(reader, record.fingerprint.fields);
     if (has(part_nonce)) reader.raw(record.nonce.bytes);
-    if (has(part_owner)) {
-        record.owner.id = reader.text();
-        record.owner.peer = reader.text();
-    }
+    if (has(part_owner)) read_owner(reader, record.owner);
     if (has(part_lease_end)) record.lease_end = time();
     if (has(part_due)) record.due = time();
     if (has(part_completed)) record.completed = time();
@@ -409,21 +457,15 @@ void read_record(Reader& reader, Record& record) {
     if (has(part_policy)) read_policy(reader, record.policy);
     if (has(part_expires_by_policy)) record.expires = expiry_by_policy(record);
     if (has(part_answer)) read_answer(reader, record.answer.emplace());
-    if (has(part_failure)) {
-        record.failure.code = reader.text();
-        record.failure.message = reader.text();
-        record.failure.http_status = static_cast<std::uint16_t>(
-            reader.at_most(UINT16_MAX, "the failure's status is no HTTP status"));
-    }
+    if (has(part_failure)) read_failure(reader, record.failure);
     if (has(part_usage)) read_usage(reader, record.usage);
     if (has(part_label)) record.label = reader.text();
     if (has(part_turn)) {
         Append turn;
-        reader.raw(turn.conversation.bytes);
-        turn.request_id = reader.text();
-        turn.user_content = reader.text();
+        read_turn(reader, turn);
         record.turn = std::make_shared<const Append>(std::move(turn));
     }
+    if (has(part_tenant)) reader.raw(record.tenant.bytes);
     if (reader.left() != 0) return reader.refuse("bytes are left after the end");
     // What decide() asserts of every record that it writes: found here it is damage, found there it
     // ends the process.
@@ -457,18 +499,9 @@ void encode_record(const Record& record, bool with_body, std::string& out) {
     time(record.created);
     writer.raw(record.fingerprint.raw.bytes);
     if (has(part_canonical)) writer.raw(record.fingerprint.canonical.bytes);
-    if (has(part_fields)) {
-        writer.varint(record.fingerprint.fields.size());
-        for (const FieldMark& field : record.fingerprint.fields) {
-            writer.fixed64(field.name);
-            writer.fixed64(field.value);
-        }
-    }
+    if (has(part_fields)) write_fields(writer, record.fingerprint.fields);
     if (has(part_nonce)) writer.raw(record.nonce.bytes);
-    if (has(part_owner)) {
-        writer.text(record.owner.id);
-        writer.text(record.owner.peer);
-    }
+    if (has(part_owner)) write_owner(writer, record.owner);
     if (has(part_lease_end)) time(record.lease_end);
     if (has(part_due)) time(record.due);
     if (has(part_completed)) time(record.completed);
@@ -481,18 +514,72 @@ void encode_record(const Record& record, bool with_body, std::string& out) {
     }
     if (has(part_policy)) write_policy(writer, record.policy);
     if (has(part_answer)) write_answer(writer, *record.answer, with_body);
-    if (has(part_failure)) {
-        writer.text(record.failure.code);
-        writer.text(record.failure.message);
-        writer.varint(record.failure.http_status);
-    }
+    if (has(part_failure)) write_failure(writer, record.failure);
     if (has(part_usage)) write_usage(writer, record.usage);
     if (has(part_label)) writer.text(record.label);
-    if (has(part_turn)) {
-        writer.raw(record.turn->conversation.bytes);
-        writer.text(record.turn->request_id);
-        writer.text(record.turn->user_content);
-    }
+    if (has(part_turn)) write_turn(writer, *record.turn);
+    if (has(part_tenant)) writer.raw(record.tenant.bytes);
+}
+
+namespace {
+
+/// Reads one part that must take all of `bytes`.
+template <class Part>
+base::Result<void> decode_part(std::string_view bytes, const char* name, Part& part,
+                               void (*read)(Reader&, Part&)) {
+    Reader reader(bytes);
+    read(reader, part);
+    if (reader.ok() && reader.left() != 0) reader.refuse("bytes are left after the end");
+    if (reader.ok()) return {};
+    return base::Error{.code = base::ErrorCode::store_corrupt,
+                       .detail = std::string("record is damaged in its ") + name + ", at byte " +
+                                 std::to_string(reader.problem_at()) + " of it: " +
+                                 reader.problem() + "; restore it from a copy or remove it"};
+}
+
+}  // namespace
+
+void encode_part(const Owner& owner, std::string& out) {
+    Writer writer(out);
+    write_owner(writer, owner);
+}
+void encode_part(const Failure& failure, std::string& out) {
+    Writer writer(out);
+    write_failure(writer, failure);
+}
+void encode_part(const Usage& usage, std::string& out) {
+    Writer writer(out);
+    write_usage(writer, usage);
+}
+void encode_part(const Append& turn, std::string& out) {
+    Writer writer(out);
+    write_turn(writer, turn);
+}
+void encode_part(const Answer& answer, std::string& out) {
+    Writer writer(out);
+    write_answer(writer, answer, true);
+}
+void encode_part(const std::vector<FieldMark>& fields, std::string& out) {
+    Writer writer(out);
+    write_fields(writer, fields);
+}
+base::Result<void> decode_part(std::string_view bytes, Owner& owner) {
+    return decode_part(bytes, "owner", owner, read_owner);
+}
+base::Result<void> decode_part(std::string_view bytes, Failure& failure) {
+    return decode_part(bytes, "failure", failure, read_failure);
+}
+base::Result<void> decode_part(std::string_view bytes, Usage& usage) {
+    return decode_part(bytes, "usage", usage, read_usage);
+}
+base::Result<void> decode_part(std::string_view bytes, Append& turn) {
+    return decode_part(bytes, "turn", turn, read_turn);
+}
+base::Result<void> decode_part(std::string_view bytes, Answer& answer) {
+    return decode_part(bytes, "answer", answer, read_answer);
+}
+base::Result<void> decode_part(std::string_view bytes, std::vector<FieldMark>& fields) {
+    return decode_part(bytes, "fields", fields, read_fields);
 }
 
 base::Result<Record> decode_record(std::string_view bytes) {

@@ -38,10 +38,13 @@ struct GetTurns { std::uint64_t after = 0; std::uint32_t limit = 100; bool newes
 struct DeleteConversation {};
 /// Reads a deployment-wide value, or stores `value_if_absent` first and returns that. Synced. The key is ignored.
 struct ClaimValue { std::string name; std::string value_if_absent; };
+/// Stores a deployment-wide value in place of what was there. Synced; where the store can, the old value is removed from its
+/// files too. The key is ignored. Answered by Value with the new one.
+struct ReplaceValue { std::string name; std::string value; };
 
 using StoreOperation = std::variant<Acquire, Start, Renew, Release, Complete, Fail, Cancel, Resolve, Reopen, Settle,
                                     LetterPublished, Get, PutChunk, GetChunk, GetConversation, GetTurns,
-                                    DeleteConversation, ClaimValue>;
+                                    DeleteConversation, ClaimValue, ReplaceValue>;
 
 struct ChunkStored {};
 struct ChunkFound { std::string bytes; };
@@ -100,7 +103,8 @@ class Store {
 
     /// Applies the items as if one after the other (several may name one key), each atomically, and calls `done` once with
     /// one result per item. `done` may be called on any thread, also before submit returns; it must not block and must not
-    /// throw. Batches submitted from one thread are applied in order. Thread-safe.
+    /// throw. Batches submitted from one thread are applied in order, unless the store had to send an item again (a connection
+    /// broke, a key moved to another server): who needs an order on one key waits for the answer. Thread-safe.
     virtual void submit(std::vector<Item> items, BatchDone done) = 0;
 
     /// Records in a stable order, at most `limit`, from `cursor` (empty: from the start). May block on a disk: not for a hot
@@ -113,6 +117,9 @@ class Store {
 
     /// The store's clock, as well as this process knows it. Exact on embedded stores.
     [[nodiscard]] virtual StoreTime now() const = 0;
+    /// Since when the store has been answering without a break, by the steady clock: owners that live may not have been able to
+    /// renew before. Embedded stores are never out.
+    [[nodiscard]] virtual base::SteadyTime answering_since() const { return base::SteadyTime::min(); }
     [[nodiscard]] virtual Durability durability() const = 0;
     /// OK, or why nothing can be claimed at the moment (readiness).
     virtual base::Result<void> health() = 0;

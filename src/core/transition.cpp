@@ -232,8 +232,9 @@ class Decision {
                 return done;
             }
             case Resolve::Decision::failed:
-                // A failure like any other, open to another try. Whether the call was paid is not this decision's to say: it stays
-                // charged, and the next attempt is counted as a possible second payment.
+                // A failure like any other, open to another try. Whether the call was paid is not
+                // this decision's to say: it stays charged, and the next attempt is counted as a
+                // possible second payment.
                 settle_attempt(next, Status::failed, live_->call_started);
                 next.letter_published = false;
                 next.failure = {resolved, std::move(op.reason), 0};
@@ -396,6 +397,7 @@ class Decision {
         Record next;
         next.created = now_;
         next.fingerprint = std::move(op.fingerprint);
+        next.tenant = op.tenant;
         take(next, std::move(op));
         return granted(std::move(next), Granted::Kind::fresh, Write::durable);
     }

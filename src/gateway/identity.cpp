@@ -1,5 +1,7 @@
 #include "gateway/identity.hpp"
 
+#include <algorithm>
+
 #include "base/assert.hpp"
 
 namespace semel::gateway {
@@ -40,8 +42,21 @@ std::string tenant_of_credential(const base::Hmac& secret, std::string_view cred
     return "credential:" + base::base64url(secret(text).view().substr(0, 18));
 }
 
+core::TenantTag tenant_tag(const base::Hmac& secret, std::string_view tenant) {
+    std::string text = "tag of a tenant:";
+    text += tenant;
+    const base::Digest digest = secret(text);
+    core::TenantTag tag;
+    std::copy_n(digest.bytes.begin(), tag.bytes.size(), tag.bytes.begin());
+    return tag;
+}
+
 core::StoredKey stored_key(const base::Hmac& secret, const core::IntentKey& key) {
-    return keyed(secret, "intent", key);
+    core::StoredKey stored = keyed(secret, "intent", key);
+    if (!key.session.empty()) {
+        core::join_bucket(stored, conversation_key(secret, key.tenant, key.user, key.session));
+    }
+    return stored;
 }
 
 core::StoredKey conversation_key(const base::Hmac& secret, std::string_view tenant,
@@ -53,9 +68,11 @@ core::StoredKey conversation_key(const base::Hmac& secret, std::string_view tena
 
 core::StoredKey turn_key(const base::Hmac& secret, std::string_view tenant, std::string_view user,
                          std::string_view session) {
-    return keyed(
+    core::StoredKey stored = keyed(
         secret, "turn",
         {.tenant = tenant, .operation = "chat", .user = user, .session = session, .id = {}});
+    core::join_bucket(stored, conversation_key(secret, tenant, user, session));
+    return stored;
 }
 
 bool is_credential_header(std::string_view name) {

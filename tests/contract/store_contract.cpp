@@ -17,7 +17,14 @@ namespace {
 
 constexpr milliseconds lease = 10s;
 
-StoredKey key(const std::string& name) { return base::sha256("key " + name); }
+/// Anywhere.
+StoredKey spread_key(const std::string& name) { return base::sha256("key " + name); }
+/// All in one bucket, as the keys of a session are: what one step touches together.
+StoredKey key(const std::string& name) {
+    StoredKey out = spread_key(name);
+    join_bucket(out, spread_key("session"));
+    return out;
+}
 
 Fingerprint body(const std::string& text) {
     Fingerprint fingerprint;
@@ -1271,17 +1278,33 @@ TEST_P(StoreContract, a_claimed_value_is_the_first_ones_for_ever) {
               std::string("\0x", 2));
 }
 
+TEST_P(StoreContract, a_replaced_value_is_the_one_from_then_on) {
+    EXPECT_EQ(as<Value>(ask({}, ReplaceValue{"key", "one"})).value, "one");
+    EXPECT_EQ(as<Value>(ask({}, ClaimValue{"key", "two"})).value, "one");
+    EXPECT_EQ(as<Value>(ask({}, ReplaceValue{"key", "three"})).value, "three");
+    EXPECT_EQ(as<Value>(ask({}, ClaimValue{"key", "two"})).value, "three");
+}
+
+TEST_P(StoreContract, the_tenant_of_a_record_is_that_of_its_first_grant) {
+    Acquire first = claim(1);
+    first.tenant.bytes[3] = 7;
+    as<Granted>(ask(k, first));
+    clock.advance(lease);
+    as<Granted>(ask(k, claim(2)));
+    EXPECT_EQ(state()->tenant, first.tenant);
+}
+
 TEST_P(StoreContract, a_scan_pages_over_every_record_once_and_filters) {
     std::set<StoredKey> all;
     for (int i = 0; i < 25; ++i) {
-        k = key("scan " + std::to_string(i));
+        k = spread_key("scan " + std::to_string(i));
         all.insert(k);
         const Granted g = grant(1);
         if (i % 5 == 0) as<Applied>(complete(g, 1));
         if (i % 5 == 1) as<Applied>(fail(g, 1, Certainty::not_processed));
     }
     clock.advance(lease);
-    k = key("scan live");
+    k = spread_key("scan live");
     all.insert(k);
     grant(1);
 

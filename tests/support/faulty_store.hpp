@@ -56,6 +56,9 @@ class FaultyStore final : public core::Store {
     /// result.
     std::function<void(const std::vector<core::Item>&, Fate)> on_submit;
     std::function<void(const core::Item&, const base::Result<core::Decided>&, Fate)> on_applied;
+    /// What answering_since() says: when an outage ended.
+    base::SteadyTime answering = base::SteadyTime::min();
+    [[nodiscard]] base::SteadyTime answering_since() const override { return answering; }
     /// Added to what now() says: this process's idea of the store's clock.
     microseconds skew{0};
 

@@ -211,6 +211,11 @@ class MemoryStore final : public Store {
         return Value{it->second};
     }
 
+    StoreOutcome apply(const StoredKey&, ReplaceValue operation, StoreTime) {
+        values_[std::move(operation.name)] = operation.value;
+        return Value{std::move(operation.value)};
+    }
+
     void append(Append turn, StoreTime at) {
         Thread& thread = conversations_[turn.conversation];
         if (!thread.request_ids.insert(turn.request_id).second) return;

@@ -259,6 +259,20 @@ base::Result<std::unique_ptr<Database>> open_database(const DatabaseOptions& opt
     return opened;
 }
 
+rocksdb::Status forget_old_values(Database& database) {
+    // The log holds all families: it can go when none of them needs it any more.
+    rocksdb::Status status = database.db->Flush(
+        {}, {database.meta, database.index, database.answers, database.chunks, database.conversations});
+    if (!status.ok()) return status;
+    rocksdb::CompactRangeOptions all;
+    all.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForce;
+    status = database.db->CompactRange(all, database.meta, nullptr, nullptr);
+    if (!status.ok()) return status;
+    // RocksDB removes files at its leisure, but those that are not needed any more now when deletions are allowed again.
+    status = database.db->DisableFileDeletions();
+    return status.ok() ? database.db->EnableFileDeletions(true) : status;
+}
+
 base::Error to_error(const rocksdb::Status& status, const std::string& path, const std::string& what) {
     const std::string text = status.ToString();
     const std::string head = "rocksdb: " + what + " in " + path + ": ";

@@ -54,6 +54,10 @@ struct Database {
 /// open_rocksdb_store.
 base::Result<std::unique_ptr<Database>> open_database(const DatabaseOptions& options, bool read_only);
 
+/// Removes what was overwritten in `meta` from the database's files: from its tables, and from the log by writing out every
+/// family. Takes as long as that; no snapshot may be held.
+rocksdb::Status forget_old_values(Database& database);
+
 /// Says what failed in Semel's words. `what` is the sentence's beginning.
 base::Error to_error(const rocksdb::Status& status, const std::string& path, const std::string& what);
 

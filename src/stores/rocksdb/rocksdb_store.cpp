@@ -954,6 +954,27 @@ class RocksDbStore final : public Store {
         return StoreOutcome{Value{std::move(**stored)}};
     }
 
+    Result<StoreOutcome> step(const StoredKey&, ReplaceValue operation) {
+        if (!database_) return unreadable();
+        const std::string name = layout::value_key(operation.name);
+        commit();
+        batch_.Put(database_->meta, name, operation.value);
+        needs_sync_ = true;
+        if (auto written = write_own(); !written) return written.error();
+        values_[name] = operation.value;
+        {
+            // A listing's snapshot would keep the old value alive: wait for it.
+            const std::unique_lock lock(database_mutex_);
+            if (const rocksdb::Status status = forget_old_values(*database_); !status.ok()) {
+                Error error = to_error(status, path_,
+                                       "the value was replaced, but the old one could not be removed from the files");
+                error.applied = Applied::unknown;
+                return error;
+            }
+        }
+        return StoreOutcome{Value{std::move(operation.value)}};
+    }
+
     /// Stands behind the steps: clang 19 does not instantiate a member template that a generic lambda names before its body.
     Result<Decided> apply(Item& item) {
         auto outcome = std::visit(

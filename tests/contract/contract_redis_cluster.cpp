@@ -1,0 +1,55 @@
+// The contract suite on a Cluster of three while the slot of the tests' session is moved from node
+// to node without a pause.
+#include <atomic>
+#include <thread>
+
+#include "contract/redis_factory.hpp"
+
+namespace semel::contract {
+namespace {
+
+class MovingCluster {
+  public:
+    MovingCluster() : mover_([this] { move(); }) {}
+    ~MovingCluster() {
+        ended_ = true;
+        mover_.join();
+        if (moves_ == 0) ADD_FAILURE() << "no slot was moved";
+    }
+    [[nodiscard]] std::string url() { return cluster_.node(0).url(); }
+
+  private:
+    void move() {
+        // The bucket that store_contract.cpp's key() puts everything into.
+        const std::uint16_t bucket = core::bucket_of(base::sha256("key session"));
+        std::string tag = std::to_string(bucket);
+        tag.insert(0, 4 - tag.size(), '0');
+        const std::uint16_t slot = stores::redis::slot_of("{b" + tag + "}");
+        while (!ended_) {
+            const std::size_t from = cluster_.owner_of(slot);
+            if (from < cluster_.size() &&
+                cluster_.migrate(slot, from, (from + 1) % cluster_.size()))
+                ++moves_;
+        }
+    }
+
+    support::RedisCluster cluster_;
+    std::atomic<bool> ended_{false};
+    std::atomic<int> moves_{0};
+    std::thread mover_;
+};
+
+std::string moving_cluster() {
+    static MovingCluster cluster;
+    return cluster.url();
+}
+
+INSTANTIATE_TEST_SUITE_P(RedisCluster, StoreContract,
+                         testing::Values(StoreFactory{
+                             "RedisCluster",
+                             [] { return std::make_unique<RedisPlace>(moving_cluster(), true); },
+                             true, false}),
+                         test_name);
+
+}  // namespace
+}  // namespace semel::contract
