@@ -17,4 +17,16 @@ bool undecided(const Record& record) {
     return true;
 }
 
+const char* contradiction(const Record& record) {
+    constexpr std::uint64_t token_limit = std::uint64_t{1} << 53;
+    if (record.token.value >= token_limit) return "the token is above 2^53";
+    if (record.uncharged_attempts > record.attempt)
+        return "more attempts are uncharged than there were";
+    if (record.final && record.status != Status::failed) return "final, but not FAILED";
+    if (record.turn && (record.final || record.status == Status::completed))
+        return "decided, but its turn is still kept";
+    if (undecided(record) && record.expires.us != 0) return "undecided, but it expires";
+    return nullptr;
+}
+
 }  // namespace semel::core

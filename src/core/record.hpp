@@ -160,6 +160,10 @@ struct Record {
 /// message's DEAD whose letter is not yet published.
 bool undecided(const Record& record);
 
+/// How a record contradicts itself, in words; null: it does not. What decide() asserts of every record that it writes: read
+/// from a store it is damage.
+const char* contradiction(const Record& record);
+
 using RecordPtr = std::shared_ptr<const Record>;
 
 }  // namespace semel::core

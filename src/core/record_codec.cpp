@@ -467,19 +467,7 @@ void read_record(Reader& reader, Record& record) {
     }
     if (has(part_tenant)) reader.raw(record.tenant.bytes);
     if (reader.left() != 0) return reader.refuse("bytes are left after the end");
-    // What decide() asserts of every record that it writes: found here it is damage, found there it
-    // ends the process.
-    if (record.token.value >= std::uint64_t{1} << 53)
-        return reader.refuse("the token is above 2^53");
-    if (record.uncharged_attempts > record.attempt) {
-        return reader.refuse("more attempts are uncharged than there were");
-    }
-    if (record.final && record.status != Status::failed)
-        return reader.refuse("final, but not FAILED");
-    if (record.turn && (record.final || record.status == Status::completed))
-        return reader.refuse("decided, but its turn is still kept");
-    if (undecided(record) && record.expires.us != 0)
-        return reader.refuse("undecided, but it expires");
+    if (const char* problem = contradiction(record)) reader.refuse(problem);
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ class MovingCluster {
     ~MovingCluster() {
         ended_ = true;
         mover_.join();
-        if (moves_ == 0) ADD_FAILURE() << "no slot was moved";
+        if (moves_ == 0 || refused_)
+            ADD_FAILURE() << "the slot was moved " << moves_ << " times, then the Cluster refused";
     }
     [[nodiscard]] std::string url() { return cluster_.node(0).url(); }
 
@@ -25,17 +26,22 @@ class MovingCluster {
         std::string tag = std::to_string(bucket);
         tag.insert(0, 4 - tag.size(), '0');
         const std::uint16_t slot = stores::redis::slot_of("{b" + tag + "}");
+        std::size_t owner = cluster_.owner_of(slot);
         while (!ended_) {
-            const std::size_t from = cluster_.owner_of(slot);
-            if (from < cluster_.size() &&
-                cluster_.migrate(slot, from, (from + 1) % cluster_.size()))
-                ++moves_;
+            const std::size_t next = (owner + 1) % cluster_.size();
+            if (!cluster_.migrate(slot, owner, next)) {
+                refused_ = true;
+                return;
+            }
+            owner = next;
+            ++moves_;
         }
     }
 
     support::RedisCluster cluster_;
     std::atomic<bool> ended_{false};
     std::atomic<int> moves_{0};
+    std::atomic<bool> refused_{false};
     std::thread mover_;
 };
 

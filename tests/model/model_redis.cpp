@@ -6,7 +6,7 @@ namespace semel::model {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Redis, SmallWorldsOnStore,
-                         testing::Values(Replay{contract::redis_factory("Redis"), 4}), replay_name);
+                         testing::Values(Replay{contract::redis_factory("Redis"), 5}), replay_name);
 
 }  // namespace
 }  // namespace semel::model

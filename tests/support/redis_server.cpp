@@ -17,8 +17,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 
@@ -357,9 +359,12 @@ bool RedisServer::wait_online(std::size_t replicas) const {
     return eventually(
         [&] {
             std::size_t online = 0;
-            for (std::size_t i = 0; i < replicas; ++i)
-                online +=
-                    info("slave" + std::to_string(i)).find("state=online") != std::string::npos;
+            for (std::size_t i = 0; i < replicas; ++i) {
+                const std::string replica = info("slave" + std::to_string(i));
+                // The stream of commands begins only with its first acknowledgement.
+                online += replica.find("state=online") != std::string::npos &&
+                          replica.find("offset=0,") == std::string::npos;
+            }
             return online == replicas;
         },
         kStartWithin);
@@ -468,13 +473,19 @@ bool RedisCluster::wait_ok(milliseconds within) const {
 std::size_t RedisCluster::owner_of(std::uint16_t slot) const {
     for (const auto& one : nodes_) {
         if (one->pid() < 0) continue;
-        const Reply map = one->command({"CLUSTER", "SLOTS"});
-        for (const Reply& range : map.elements) {
-            if (slot < range.elements[0].integer || slot > range.elements[1].integer) continue;
-            const std::int64_t port = range.elements[2].elements[1].integer;
-            for (std::size_t i = 0; i < nodes_.size(); ++i) {
-                if (nodes_[i]->port() == port) return i;
-            }
+        if (const std::size_t owner = owner_seen_by(*one, slot); owner < nodes_.size())
+            return owner;
+    }
+    return nodes_.size();
+}
+
+std::size_t RedisCluster::owner_seen_by(const RedisServer& node, std::uint16_t slot) const {
+    const Reply map = node.command({"CLUSTER", "SLOTS"});
+    for (const Reply& range : map.elements) {
+        if (slot < range.elements[0].integer || slot > range.elements[1].integer) continue;
+        const std::int64_t port = range.elements[2].elements[1].integer;
+        for (std::size_t i = 0; i < nodes_.size(); ++i) {
+            if (nodes_[i]->port() == port) return i;
         }
     }
     return nodes_.size();
@@ -491,20 +502,45 @@ bool RedisCluster::migrate(std::uint16_t slot, std::size_t from, std::size_t to,
     if (!step(to, {"CLUSTER", "SETSLOT", number, "IMPORTING", id_of(from)})) return false;
     if (!step(from, {"CLUSTER", "SETSLOT", number, "MIGRATING", id_of(to)})) return false;
     while (true) {
-        const Reply keys = node(from).command({"CLUSTER", "GETKEYSINSLOT", number, "10"});
+        const Reply keys = node(from).command({"CLUSTER", "GETKEYSINSLOT", number, "100"});
         if (keys.kind != Reply::Kind::array) return false;
         if (keys.elements.empty()) break;
-        for (const Reply& key : keys.elements) {
-            // NOKEY: the client deleted it meanwhile.
-            const Reply said = node(from).command(
-                {"MIGRATE", "127.0.0.1", std::to_string(node(to).port()), key.text, "0", "5000"});
-            if (!says(said, "OK") && !says(said, "NOKEY")) return false;
-        }
+        // All in one step: who needs a key on each side is told to try again until both are over
+        // there.
+        Words move{"MIGRATE", "127.0.0.1", std::to_string(node(to).port()), "", "0",
+                   "5000",    "KEYS"};
+        for (const Reply& key : keys.elements) move.push_back(key.text);
+        const Reply said = node(from).command(move);
+        // NOKEY: clients deleted them meanwhile.
+        if (!says(said, "OK") && !says(said, "NOKEY")) return false;
         if (between) between();
     }
     // The new owner first: between the two, the old one still sends on with ASK.
-    return step(to, {"CLUSTER", "SETSLOT", number, "NODE", id_of(to)}) &&
-           step(from, {"CLUSTER", "SETSLOT", number, "NODE", id_of(to)});
+    if (!step(to, {"CLUSTER", "SETSLOT", number, "NODE", id_of(to)})) return false;
+    if (!step(from, {"CLUSTER", "SETSLOT", number, "NODE", id_of(to)})) return false;
+    // A next move before all have heard of this one could be undone by an old claim that is still
+    // under way.
+    return eventually([&] { return owners_agreed(slot); });
+}
+
+bool RedisCluster::owners_agreed(std::uint16_t slot) const {
+    std::set<std::string> views;
+    for (const auto& one : nodes_) {
+        if (one->pid() < 0) continue;
+        std::istringstream lines(one->command({"CLUSTER", "NODES"}).text);
+        std::map<std::string, std::string> epochs;
+        // id address flags master ping pong epoch state slots...
+        for (std::string line; std::getline(lines, line);) {
+            std::istringstream words(line);
+            std::string id, skipped, epoch;
+            words >> id >> skipped >> skipped >> skipped >> skipped >> skipped >> epoch;
+            epochs[id] = epoch;
+        }
+        std::string view = std::to_string(owner_seen_by(*one, slot));
+        for (const auto& [id, epoch] : epochs) view += " " + id + "=" + epoch;
+        views.insert(view);
+    }
+    return views.size() == 1;
 }
 
 // ---------------------------------------------------------------- Sentinel

@@ -128,6 +128,9 @@ class RedisCluster {
 
   private:
     [[nodiscard]] std::string id_of(std::size_t i) const;
+    [[nodiscard]] std::size_t owner_seen_by(const RedisServer& node, std::uint16_t slot) const;
+    /// All nodes see the same owner and the same epochs.
+    [[nodiscard]] bool owners_agreed(std::uint16_t slot) const;
     std::vector<std::unique_ptr<RedisServer>> nodes_;
 };
 

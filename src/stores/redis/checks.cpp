@@ -23,6 +23,8 @@ constexpr unsigned version_major_min = 7;
 /// compare.
 constexpr std::int64_t clock_apart_unremarkable_us = 5'000'000;
 constexpr double memory_nearly_full = 0.9;
+/// A server's limit on an argument from which on nothing that Semel keeps exceeds it.
+constexpr std::uint64_t argument_enough_bytes = std::uint64_t{64} << 20;
 /// Of a Cluster, so many hash tags are tried that each server holds some of them.
 constexpr unsigned tags_tried_in_a_cluster = 24;
 /// What a trial leaves behind if it cannot remove it.
@@ -140,7 +142,8 @@ base::Result<Server> interview(Client& client, const std::string& name, Look& lo
     }
     const Answer config =
         client.ask(name, {"CONFIG", "GET", "maxmemory", "maxmemory-policy", "appendonly",
-                          "appendfsync", "save", "no-appendfsync-on-rewrite"});
+                          "appendfsync", "save", "no-appendfsync-on-rewrite",
+                          "proto-max-bulk-len"});
     if (const auto* reply = std::get_if<Reply>(&config)) {
         for (std::size_t i = 0; i + 1 < reply->elements.size(); i += 2) {
             server.config.emplace(reply->elements[i].text, reply->elements[i + 1].text);
@@ -324,14 +327,29 @@ void look_at_replicas(const Server& server, unsigned wait_replicas, Look& look) 
 void look_at_memory(const Server& server, Look& look) {
     const std::uint64_t limit = server.number("maxmemory");
     const std::uint64_t used = server.number("used_memory");
-    if (limit == 0 || static_cast<double>(used) < memory_nearly_full * static_cast<double>(limit))
-        return;
+    if (used >= limit) return;  // no limit; or full, which the trial says
+    if (static_cast<double>(used) < memory_nearly_full * static_cast<double>(limit)) return;
     look.notices.add(
         server.name,
         "is nearly full: " + std::string(server.said("used_memory_human")) + " of " +
             std::string(server.said("maxmemory_human")) +
             " (maxmemory); when it is, nothing can be claimed, and recorded answers are still "
             "replayed. Raise maxmemory, or shorten engine.retention.completed");
+}
+
+void look_at_arguments(const Server& server, std::uint64_t& max_bytes, Look& look) {
+    const std::string_view text = server.set("proto-max-bulk-len");
+    std::uint64_t limit = 0;
+    std::from_chars(text.data(), text.data() + text.size(), limit);
+    if (limit == 0) return;
+    max_bytes = std::min(max_bytes, limit);
+    if (limit >= argument_enough_bytes) return;
+    look.notices.add(
+        server.name,
+        "takes no argument above " + std::to_string(limit) +
+            " bytes (proto-max-bulk-len): answers are recorded and replayed all the same, but a "
+            "turn of /api/chat above that is missing in its conversation, and a longer question is "
+            "refused; set `proto-max-bulk-len 512mb`");
 }
 
 void look_at_clock(Client& client, const Server& server, Look& look) {
@@ -596,6 +614,7 @@ base::Result<Findings> check_servers(Client& client, const std::string& prefix,
         look_at_persistence(*server, look);
         look_at_replicas(*server, wait_replicas, look);
         look_at_memory(*server, look);
+        look_at_arguments(*server, findings.argument_max_bytes, look);
         look_at_clock(client, *server, look);
     }
     if (auto ok = try_as_this_user(client, prefix, wait_replicas, look); !ok) return ok.error();

@@ -171,7 +171,7 @@ TEST(RedisChecks, a_full_server_is_opened_because_it_still_replays) {
     ASSERT_EQ(server.command({"CONFIG", "SET", "maxmemory", "1"}).text, "OK");
     const Findings found = accepted(server);
     EXPECT_THAT(found.wrong, ElementsAre(AllOf(HasSubstr("is full"), HasSubstr("still replayed"))));
-    EXPECT_THAT(found.notices, ElementsAre(HasSubstr("nearly full")));
+    EXPECT_THAT(found.notices, IsEmpty());
 }
 
 // ---------------------------------------------------------------- replicas
@@ -471,6 +471,23 @@ TEST(RedisChecks, a_version_that_is_too_old_is_named) {
         ScriptedClient client;
         client.say("INFO", "redis_version:"s + version + "\r\nrole:master\r\n");
         EXPECT_TRUE(check_servers(client, "semel", false, 0)) << version;
+    }
+}
+
+TEST(RedisChecks, a_server_that_is_nearly_full_is_noted_before_it_stops_claims) {
+    for (const auto& [used, notices] : {std::pair("95000000", 1u), std::pair("80000000", 0u)}) {
+        ScriptedClient client;
+        client.say("INFO",
+                   "redis_version:7.0.15\r\nrole:master\r\naof_enabled:1\r\nmaxmemory:"
+                   "100000000\r\nmaxmemory_human:95.37M\r\n"
+                   "maxmemory_policy:noeviction\r\nused_memory_human:90.60M\r\nused_memory:"s +
+                       used + "\r\n");
+        const auto found = check_servers(client, "semel", false, 0);
+        ASSERT_TRUE(found);
+        EXPECT_EQ(found->notices.size(), notices);
+        if (notices > 0)
+            EXPECT_THAT(found->notices.front(),
+                        AllOf(HasSubstr("90.60M of 95.37M"), HasSubstr("nothing can be claimed")));
     }
 }
 

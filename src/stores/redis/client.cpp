@@ -23,7 +23,9 @@ constexpr milliseconds kStoodStill{500};
 // A command that the server can't execute now is tried again after these.
 constexpr milliseconds kRetryFirst{10};
 constexpr milliseconds kRetryMost{500};
-// A command that is sent on more often waits in between: the nodes may disagree for a while.
+// A command that is sent on so often waits before the next time: the nodes may disagree for a
+// while. Then it begins with the map, which may be an old one, and is sent on again: each wait is
+// followed by as many redirections.
 constexpr std::uint8_t kImmediateRedirections = 5;
 constexpr std::uint8_t kMostTries = 100;
 
@@ -47,6 +49,7 @@ class RedisClient final : public Client, Topology::Host {
             arm();
         });
         thread_ = std::thread([this] { shared_.io.run(); });
+        io_thread_ = thread_.get_id();
         if (auto failed = opened.get()) return std::move(*failed);
         return {};
     }
@@ -74,7 +77,7 @@ class RedisClient final : public Client, Topology::Host {
     }
 
     Answer ask(const std::string& master, const std::vector<std::string>& arguments) override {
-        SEMEL_ASSERT(std::this_thread::get_id() != thread_.get_id(),
+        SEMEL_ASSERT(std::this_thread::get_id() != io_thread_,
                      "ask() on a callback waits for itself");
         std::promise<Answer> promise;
         auto answer = promise.get_future();
@@ -119,7 +122,7 @@ class RedisClient final : public Client, Topology::Host {
     void stop() override {
         const std::lock_guard once(stop_mutex_);
         if (!thread_.joinable()) return;
-        SEMEL_ASSERT(std::this_thread::get_id() != thread_.get_id(),
+        SEMEL_ASSERT(std::this_thread::get_id() != io_thread_,
                      "stop() on a callback waits for itself");
         {
             const std::lock_guard lock(inbox_mutex_);
@@ -248,10 +251,13 @@ class RedisClient final : public Client, Topology::Host {
             case Cure::ask:
                 return follow(connection, std::move(pending), std::move(refusal), error.text);
             case Cure::find_master:
-                if (topology_->look_for_master(connection) ||
+                if (topology_->look_elsewhere(connection) ||
                     !std::exchange(pending.met_replica, true))
                     return later(std::move(pending), std::move(refusal.sentence), &connection);
                 return pending.refuse(std::move(refusal.sentence));
+            case Cure::ask_others:
+                topology_->look_elsewhere(connection);
+                [[fallthrough]];
             case Cure::later:
                 return later(std::move(pending), std::move(refusal.sentence), &connection);
             case Cure::full:
@@ -272,7 +278,7 @@ class RedisClient final : public Client, Topology::Host {
             return pending.refuse("the server " + from.name() +
                                   " is a node of a Redis Cluster: set `cluster: true`");
         shared_.redirections.fetch_add(1, std::memory_order_relaxed);
-        if (pending.tries >= kImmediateRedirections)
+        if (pending.tries % kImmediateRedirections == kImmediateRedirections - 1)
             return later(std::move(pending), std::move(refusal.sentence));
         ++pending.tries;
         pending.asking = refusal.cure == Cure::ask;
@@ -357,6 +363,7 @@ class RedisClient final : public Client, Topology::Host {
     std::vector<Submission> draining_;
     std::promise<std::optional<base::Error>> opened_;
     std::thread thread_;
+    std::thread::id io_thread_;  // stays after the join
     std::mutex stop_mutex_;
 
     std::mutex inbox_mutex_;  // guards:

@@ -61,7 +61,11 @@ class Cluster final : public Topology {
     Cluster(Shared& shared, Host& host) : shared_(shared), host_(host) {}
 
     void start() override { refresh(); }
-    Connection* route(std::uint16_t slot) override { return owners_[slot % kSlots].get(); }
+    Connection* route(std::uint16_t slot) override {
+        Connection* const owner = owners_[slot % kSlots].get();
+        refresh_wanted_ |= owner == nullptr;
+        return owner;
+    }
     const Connections& all() const override { return connections_; }
 
     Connections masters() const override {
@@ -101,8 +105,9 @@ class Cluster final : public Topology {
         }
         return node.get();
     }
-    bool look_for_master(Connection&) override {
+    bool look_elsewhere(Connection& from) override {
         refresh_wanted_ = true;
+        doubted_ = from.name();
         return true;
     }
 
@@ -139,7 +144,7 @@ class Cluster final : public Topology {
         return made;
     }
 
-    // Those that answer first: a frozen one would cost a time-out.
+    // Those that answer first: a frozen one would cost a time-out. The one in doubt after them.
     std::vector<Place> whom_to_ask() const {
         const SteadyTime now = std::chrono::steady_clock::now();
         std::vector<Place> places;
@@ -150,7 +155,7 @@ class Cluster final : public Topology {
                 places.push_back({.address = address});
         };
         for (const auto& one : connections_) {
-            if (!one->problem(now)) add(one->place().address);
+            if (!one->problem(now) && one->name() != doubted_) add(one->place().address);
         }
         for (const Address& address : replicas_) add(address);
         for (const auto& [name, address] : addresses_) add(address);
@@ -208,6 +213,7 @@ class Cluster final : public Topology {
     }
 
     void apply() {
+        doubted_.clear();
         replicas_ = std::move(map_.replicas);
         owners_ = {};
         serving_.clear();
@@ -264,6 +270,7 @@ class Cluster final : public Topology {
     std::vector<Address> replicas_;
     Map map_;
     std::shared_ptr<Query> query_;
+    std::string doubted_;  // by name: its view of the Cluster may be out of date
     SteadyTime refreshed_{};
     bool refresh_wanted_ = false;
     bool reported_ = false;

@@ -299,6 +299,7 @@ base::Result<core::Record> decode(std::string_view bytes, bool* answer_elsewhere
         read = core::decode_part(answer, record.answer.emplace());
     if (answer_elsewhere != nullptr) *answer_elsewhere = has_answer == left_out;
     if (!read) return read.error();
+    if (const char* problem = core::contradiction(record)) return corrupt(problem);
     return record;
 }
 

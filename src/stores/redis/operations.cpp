@@ -377,14 +377,15 @@ class ScriptBatch::Adding {
     void operator()(const Release& op) { by_owner(OperationCode::release, op.token, op.nonce); }
     void operator()(const Complete& op) {
         owner(op.token, op.nonce);
-        put8(terms_, op.append ? 1 : 0);
-        if (op.append) key(batch_.names_.conversation(op.append->conversation));
+        const std::string said = op.append ? fitting_turn(*op.append) : std::string{};
+        put8(terms_, said.empty() ? 0 : 1);
+        if (!said.empty()) key(batch_.names_.conversation(op.append->conversation));
         const std::uint32_t chunks =
             op.answer.body_kind == BodyKind::chunks ? op.answer.chunk_count : 0;
         for (std::uint32_t n = 0; n < chunks; ++n) key(batch_.names_.chunk(key_, op.token, n));
         argument(usage_bytes(op.usage));
         argument(bytes_of(op.answer, true));
-        if (op.append) turn(*op.append);
+        if (!said.empty()) turn(op.append->request_id, said);
         finish(OperationCode::complete);
     }
     void operator()(const Fail& op) {
@@ -406,18 +407,21 @@ class ScriptBatch::Adding {
     void operator()(const Resolve& op) {
         put64(terms_, op.token_seen.value);
         put8(terms_, static_cast<std::uint8_t>(op.decision));
-        const bool appends = op.decision == Resolve::Decision::completed && op.answer_content &&
-                             seen_ && seen_->turn && seen_->token == op.token_seen;
-        put8(terms_, appends ? 1 : 0);
+        std::string said;
+        if (op.decision == Resolve::Decision::completed && op.answer_content && seen_ &&
+            seen_->turn && seen_->token == op.token_seen) {
+            Append whole = *seen_->turn;
+            whole.answer_content = *op.answer_content;
+            said = fitting_turn(whole);
+        }
+        put8(terms_, said.empty() ? 0 : 1);
         // Decided without an answer at hand: duplicates are told that it is not kept.
         argument(
             bytes_of(op.answer ? *op.answer : core::Answer{.body_kind = BodyKind::not_kept}, true));
         argument(failure_bytes({"resolved", op.reason, 0}));
-        if (appends) {
-            Append said = *seen_->turn;
-            said.answer_content = *op.answer_content;
-            key(batch_.names_.conversation(said.conversation));
-            turn(said);
+        if (!said.empty()) {
+            key(batch_.names_.conversation(seen_->turn->conversation));
+            turn(seen_->turn->request_id, said);
         }
         finish(OperationCode::resolve);
     }
@@ -451,9 +455,15 @@ class ScriptBatch::Adding {
         put64(terms_, token.value);
         put_raw(terms_, nonce.bytes);
     }
-    void turn(const Append& said) {
-        argument(said.request_id);
-        argument(encode_turn(said));
+    /// Empty: the server does not take a turn of this size.
+    [[nodiscard]] std::string fitting_turn(const Append& said) const {
+        std::string encoded = encode_turn(said);
+        if (encoded.size() > batch_.argument_max_bytes_) encoded.clear();
+        return encoded;
+    }
+    void turn(std::string_view request_id, std::string_view encoded) {
+        argument(request_id);
+        argument(encoded);
     }
     void by_owner(OperationCode code, FencingToken token, const Nonce& nonce) {
         owner(token, nonce);
@@ -531,6 +541,15 @@ Command get_record(const StoredKey& key, const Names& names) {
     return Builder(nullptr, names.slot(bucket_of(key)))
         .word("GET")
         .word(names.record(key))
+        .reads()
+        .repeatable()
+        .take();
+}
+
+Command get_value(std::string_view name, const Names& names) {
+    return Builder(nullptr, names.value_slot())
+        .word("GET")
+        .word(names.value(name))
         .reads()
         .repeatable()
         .take();

@@ -1,6 +1,7 @@
 // Store operations as commands for Redis, and the replies as outcomes.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -28,7 +29,11 @@ enum class OperationCode : std::uint8_t {
 /// One run of the script that decides on records, while items are added to it.
 class ScriptBatch {
   public:
-    ScriptBatch(const Names& names, std::uint16_t slot) : names_(names), slot_(slot) {}
+    /// `argument_max_bytes`: what the server takes as one argument. A turn above it is left out of
+    /// its conversation.
+    ScriptBatch(const Names& names, std::uint16_t slot,
+                std::uint64_t argument_max_bytes = std::numeric_limits<std::uint64_t>::max())
+        : names_(names), slot_(slot), argument_max_bytes_(argument_max_bytes) {}
     /// `seen`: for Resolve, the record as it was read before (its turn names the conversation);
     /// null for all others.
     void add(const core::Item& item, const core::RecordPtr& seen);
@@ -42,12 +47,16 @@ class ScriptBatch {
     class Adding;
     const Names& names_;
     std::uint16_t slot_;
+    std::uint64_t argument_max_bytes_;
     std::size_t items_ = 0;
     std::uint32_t key_count_ = 0;
     std::uint32_t argument_count_ = 0;
     std::string keys_;  ///< Encoded, as the arguments.
     std::string arguments_;
 };
+
+/// Reads a value of the whole deployment.
+Command get_value(std::string_view name, const Names& names);
 
 /// Whether an item is decided by that script; the others are plain commands.
 bool decided_by_script(const core::StoreOperation& operation);

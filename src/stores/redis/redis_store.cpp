@@ -3,6 +3,7 @@
 // same key) are asked again when the first round is in.
 #include "stores/redis/redis_store.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -66,14 +67,27 @@ class KnownCompleted {
 constexpr std::size_t script_items_max = 64;
 constexpr std::size_t script_bytes_max = 1U << 20;
 
+/// Of a record, besides the question that it holds: header, fingerprint, field marks, owner, label.
+constexpr std::size_t record_overhead_max = 16U << 10;
+
+base::Error too_long(std::uint64_t argument_max_bytes) {
+    return {.code = base::ErrorCode::store_unavailable,
+            .retry_after = std::chrono::seconds{1},
+            .detail = "redis: the question is longer than what the server takes in one piece (" +
+                      std::to_string(argument_max_bytes) +
+                      " bytes): raise its proto-max-bulk-len; nothing was done"};
+}
+
 class RedisStore final : public Store {
   public:
-    RedisStore(RedisOptions options, std::unique_ptr<redis::Client> client, Durability durability)
+    RedisStore(RedisOptions options, std::unique_ptr<redis::Client> client, Durability durability,
+               std::uint64_t argument_max_bytes)
         : options_(std::move(options)),
           names_(options_.prefix),
           client_(std::move(client)),
           listing_(*client_, names_, options_.time),
-          durability_(std::move(durability)) {}
+          durability_(std::move(durability)),
+          argument_max_bytes_(argument_max_bytes) {}
     ~RedisStore() override { client_->stop(); }
 
     void submit(std::vector<Item> items, BatchDone done) override {
@@ -104,7 +118,9 @@ class RedisStore final : public Store {
         return {steady.count() + client_->clock_offset_us()};
     }
     [[nodiscard]] base::SteadyTime answering_since() const override {
-        return client_->answering_since();
+        // While its memory is full it answers, but no owner can renew.
+        return std::max(client_->answering_since(),
+                        base::SteadyTime{base::SteadyTime::duration{full_at_.load()}});
     }
     [[nodiscard]] Durability durability() const override { return durability_; }
     base::Result<void> health() override {
@@ -121,8 +137,8 @@ class RedisStore final : public Store {
     enum class Step : std::uint8_t {
         ask,         ///< The operation itself.
         look_first,  ///< Acquire of a key known to be completed: its record.
-        look_full,   ///< Acquire that the server refused because its memory is full: the record may
-                     ///< say that nothing is to be written.
+        look_full,   ///< Acquire or ClaimValue that the server refused because its memory is full:
+                     ///< what it holds may say that nothing is to be written.
         read_back,   ///< Acquire whose reply was lost: its record.
         see_turn,    ///< Resolve: the record, whose turn names the conversation.
     };
@@ -145,13 +161,19 @@ class RedisStore final : public Store {
             todo_.reserve(items_.size());
             for (std::size_t i = 0; i < items_.size(); ++i) {
                 Step step = Step::ask;
-                if (std::holds_alternative<Acquire>(items_[i].operation)) {
+                if (const auto* acquire = std::get_if<Acquire>(&items_[i].operation)) {
+                    if (acquire->turn && acquire->turn->user_content.size() + record_overhead_max >
+                                             store_.argument_max_bytes_) {
+                        results_[i] = too_long(store_.argument_max_bytes_);
+                        continue;
+                    }
                     if (store_.known_completed_.holds(items_[i].key)) step = Step::look_first;
                 } else if (std::holds_alternative<Resolve>(items_[i].operation)) {
                     step = Step::see_turn;
                 }
                 todo_.push_back({i, step});
             }
+            if (todo_.empty()) return done_(std::move(results_));
             round();
         }
 
@@ -209,7 +231,7 @@ class RedisStore final : public Store {
                     auto& batch = grants ? scripts.grants : scripts.others;
                     auto& asked = grants ? scripts.asked_of_grants : scripts.asked_of_others;
                     if (todo.alone) finish(batch, asked, !grants);
-                    if (!batch) batch.emplace(store_.names_, slot);
+                    if (!batch) batch.emplace(store_.names_, slot, store_.argument_max_bytes_);
                     asked.push_back(asked_.size());
                     asked_.push_back({.todo = todo});
                     batch->add(item, seen(todo.item));
@@ -226,8 +248,10 @@ class RedisStore final : public Store {
                 }
                 asked_.push_back(
                     {.todo = todo, .command = commands.size(), .time_command = time_command});
-                commands.push_back(todo.step == Step::ask
-                                       ? redis::command_of(item, store_.names_)
+                const auto* value = std::get_if<ClaimValue>(&item.operation);
+                commands.push_back(todo.step == Step::ask ? redis::command_of(item, store_.names_)
+                                   : value != nullptr
+                                       ? redis::get_value(value->name, store_.names_)
                                        : redis::get_record(item.key, store_.names_));
             }
             for (auto& [slot, scripts] : by_slot) {
@@ -298,6 +322,12 @@ class RedisStore final : public Store {
             if (asked.todo.step == Step::read_back || asked.todo.step == Step::look_full)
                 return std::nullopt;
             result = failed(nothing);
+            if (nothing.full) {
+                store_.full_at_.store(
+                    base::system_clocks().steady().time_since_epoch().count());
+            }
+            if (nothing.full && std::holds_alternative<ClaimValue>(items_[asked.todo.item].operation))
+                return Todo{asked.todo.item, Step::look_full};
             if (asked.element == none) return std::nullopt;
             // Memory is full: the first write of the script was refused and nothing done.
             if (nothing.full && std::holds_alternative<Acquire>(items_[asked.todo.item].operation))
@@ -305,8 +335,9 @@ class RedisStore final : public Store {
             if (nothing.full && !asked.todo.alone) return Todo{asked.todo.item, Step::ask, true};
             // Asked again it could be granted twice, the second time to nobody. Read, it tells
             // whether it was granted.
+            // With wait_replicas it would still not tell whether the replicas have it.
             const bool lost_acquire =
-                nothing.applied != base::Applied::no &&
+                nothing.applied != base::Applied::no && store_.options_.wait_replicas == 0 &&
                 std::holds_alternative<Acquire>(items_[asked.todo.item].operation);
             if (lost_acquire) return Todo{asked.todo.item, Step::read_back};
             return std::nullopt;
@@ -337,6 +368,11 @@ class RedisStore final : public Store {
             }
             if (todo.step == Step::read_back) {
                 read_back(item, reply, read_at, result);
+                return std::nullopt;
+            }
+            if (std::holds_alternative<ClaimValue>(item.operation)) {
+                if (reply.kind == redis::Reply::Kind::string)
+                    result = Decided{Value{reply.text}, read_at};
                 return std::nullopt;
             }
             auto record = redis::record_of(reply);
@@ -411,6 +447,9 @@ class RedisStore final : public Store {
     std::unique_ptr<redis::Client> client_;
     redis::Listing listing_;
     const Durability durability_;
+    const std::uint64_t argument_max_bytes_;
+    /// When the server last refused something for want of memory, by the steady clock.
+    std::atomic<base::SteadyTime::rep> full_at_{base::SteadyTime::min().time_since_epoch().count()};
     KnownCompleted known_completed_;
     std::atomic<bool> stopped_{false};
 };
@@ -435,7 +474,8 @@ base::Result<std::unique_ptr<core::Store>> open_redis_store(const RedisOptions& 
     if (!findings) return findings.error();
     if (report != nullptr) *report = {findings->version, findings->notices, findings->wrong};
     return std::unique_ptr<core::Store>(
-        std::make_unique<RedisStore>(options, std::move(*client), std::move(findings->durability)));
+        std::make_unique<RedisStore>(options, std::move(*client), std::move(findings->durability),
+                                     findings->argument_max_bytes));
 }
 
 }  // namespace semel::stores

@@ -32,9 +32,10 @@ Refusal judge(std::string_view error, const std::string& server, const std::stri
         return {Cure::later,
                 at + "is giving the keys of " + command + " to another node, one by one"};
     if (code == "CLUSTERDOWN")
-        return {Cure::later, "the Cluster of " + server + " is down" + said +
-                                 ": see CLUSTER INFO there; a master without replica is missing, "
-                                 "or slots are not assigned"};
+        return {Cure::ask_others,
+                "the Cluster of " + server + " is down" + said +
+                    ": see CLUSTER INFO there; a master without replica is missing, "
+                    "or slots are not assigned"};
     if (code == "LOADING")
         return {Cure::later, at + "is still loading its data: wait until it is ready"};
     if (code == "MASTERDOWN")

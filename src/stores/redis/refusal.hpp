@@ -17,6 +17,8 @@ enum class Cure {
     ask,          ///< ASK: this once at another node.
     later,        ///< The server can't do it now (loading, no quorum, busy, no disk): nothing was
                   ///< executed.
+    ask_others,   ///< CLUSTERDOWN: as later; but it may be the node that is cut off, and the others
+                  ///< know more.
     find_master,  ///< READONLY: it is a replica.
     full,         ///< OOM: nothing was executed.
     none,         ///< Refused: nothing was executed.

@@ -49,9 +49,9 @@ class Single final : public Topology {
         report(why);
     }
     Connection* redirected(Cure, const Redirection&) override { return nullptr; }
-    bool look_for_master(Connection& replica) override {
+    bool look_elsewhere(Connection& from) override {
         if (!sentinel()) return false;
-        replica.leave();
+        from.leave();
         return true;
     }
     // Sentinels that promote another server leave the old master writable for many seconds: who

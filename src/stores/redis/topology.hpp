@@ -42,8 +42,9 @@ class Topology {
     virtual void lost(Connection& connection, const base::Error& why) = 0;
     /// A MOVED (`cure` follow) or ASK: the server that it names. Null without a Cluster.
     virtual Connection* redirected(Cure cure, const Redirection& to) = 0;
-    /// The server is a replica. False: there is no other to look for.
-    virtual bool look_for_master(Connection& replica) = 0;
+    /// The server is a replica, or cut off from its Cluster's majority. False: there is no other to
+    /// look for.
+    virtual bool look_elsewhere(Connection& from) = 0;
     /// Every few milliseconds, after the connections' own.
     virtual void tick(SteadyTime now) = 0;
     /// Answers everything and closes.

@@ -190,8 +190,9 @@ TEST(RedisRefusal, each_error_reply_has_its_cure_and_no_argument_is_repeated) {
     EXPECT_EQ(cure("NOSCRIPT No matching script."), Cure::send_source);
     EXPECT_EQ(cure("MOVED 1 h:2"), Cure::follow);
     EXPECT_EQ(cure("ASK 1 h:2"), Cure::ask);
-    for (const char* error : {"TRYAGAIN x", "CLUSTERDOWN x", "LOADING x", "MASTERDOWN x", "BUSY x",
-                              "NOREPLICAS x", "MISCONF x"})
+    EXPECT_EQ(cure("CLUSTERDOWN The cluster is down"), Cure::ask_others);
+    for (const char* error :
+         {"TRYAGAIN x", "LOADING x", "MASTERDOWN x", "BUSY x", "NOREPLICAS x", "MISCONF x"})
         EXPECT_EQ(cure(error), Cure::later) << error;
     EXPECT_EQ(cure("OOM command not allowed when used memory > 'maxmemory'. script: 12, on "
                    "@user_script:4."),
