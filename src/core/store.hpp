@@ -103,8 +103,9 @@ class Store {
 
     /// Applies the items as if one after the other (several may name one key), each atomically, and calls `done` once with
     /// one result per item. `done` may be called on any thread, also before submit returns; it must not block and must not
-    /// throw. Batches submitted from one thread are applied in order, unless the store had to send an item again (a connection
-    /// broke, a key moved to another server): who needs an order on one key waits for the answer. Thread-safe.
+    /// throw. Batches submitted from one thread are applied in order by embedded stores. On a shared one a batch may overtake
+    /// an item that waits for another on its key, or had to be sent again: who needs an order on one key waits for the answer.
+    /// Thread-safe.
     virtual void submit(std::vector<Item> items, BatchDone done) = 0;
 
     /// Records in a stable order, at most `limit`, from `cursor` (empty: from the start). May block on a disk: not for a hot

@@ -27,6 +27,9 @@ bool expired(const Record& record, StoreTime now) {
     return record.expires.us != 0 && record.expires <= now;
 }
 
+/// The nonce of a record that a person decided about: nobody owns it, also not who says so.
+constexpr Nonce nobody{};
+
 /// Rounded up: who waits that long is not too early.
 milliseconds remaining(StoreTime until, StoreTime now) {
     return std::chrono::ceil<milliseconds>(until - now);
@@ -133,8 +136,8 @@ class Decision {
     }
 
     Transition operator()(Release&& op) {
-        const bool mine =
-            live_ && live_->nonce == op.nonce && (op.token.value == 0 || live_->token == op.token);
+        const bool mine = live_ && live_->nonce == op.nonce && op.nonce != nobody &&
+                          (op.token.value == 0 || live_->token == op.token);
         if (!mine) return fenced();
         if (live_->status == Status::failed && !live_->final) return unchanged(Applied{live_});
         if (live_->status != Status::processing) return fenced();
@@ -288,7 +291,7 @@ class Decision {
 
   private:
     [[nodiscard]] bool owned(FencingToken token, const Nonce& nonce) const {
-        return live_ && live_->token == token && live_->nonce == nonce;
+        return live_ && live_->token == token && live_->nonce == nonce && nonce != nobody;
     }
     /// UNKNOWN or DEAD: waits for a person.
     [[nodiscard]] bool held() const {
@@ -352,7 +355,7 @@ class Decision {
     [[nodiscard]] Record orphan(const Record& from) const {
         Record next = from;
         next.token = next_token(from.token, now_);
-        next.nonce = {};
+        next.nonce = nobody;
         next.owner = {};
         next.lease_end = {};
         return next;

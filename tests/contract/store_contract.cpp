@@ -241,6 +241,18 @@ StoreContract::Asked StoreContract::take_turn(const std::string& id) {
     return ask(k, Complete{granted.token, nonce(1), answer("a"), {}, turn(id)});
 }
 
+void StoreContract::purge_all(std::size_t count) {
+    constexpr int tries_max = 50;
+    std::size_t gone = 0;
+    for (int tries = 0; gone < count && tries < tries_max; ++tries) {
+        const base::Result<std::size_t> step = store->purge(100);
+        ASSERT_TRUE(step) << step.error().detail;
+        gone += *step;
+    }
+    EXPECT_EQ(gone, count);
+    EXPECT_EQ(store->purge(100).value(), 0U);
+}
+
 std::vector<Turn> StoreContract::turns(GetTurns what) {
     return as<TurnsFound>(ask(talk, what)).turns;
 }
@@ -816,6 +828,20 @@ TEST_P(StoreContract, a_person_resolves_what_is_unknown_by_the_token_they_saw) {
     EXPECT_EQ(again.attempt, 2U);
 }
 
+TEST_P(StoreContract, nobody_owns_what_a_person_decided_about_also_not_under_the_empty_nonce) {
+    policy.on_unknown = OnUnknown::hold;
+    const Granted g = grant(1);
+    as<Applied>(fail(g, 1, Certainty::unknown));
+    const RecordPtr rerun = as<Applied>(ask(k, Resolve{.token_seen = g.token,
+                                                       .decision = Resolve::Decision::rerun,
+                                                       .reason = "ask again"}))
+                                .record;
+    ASSERT_TRUE(rerun);
+    expect_powerless(rerun->token, Nonce{});
+    as<Fenced>(ask(k, Release{{}, Nonce{}}));
+    EXPECT_EQ(status(), Status::failed);
+}
+
 TEST_P(StoreContract, only_unknown_and_dead_can_be_resolved_or_reopened) {
     const Granted g = grant(1);
     const auto expect_refused = [&] {
@@ -1108,8 +1134,8 @@ TEST_P(StoreContract, a_turn_resolved_by_a_person_is_appended_at_the_end_and_mar
     const Granted with = grant(2);
     const BatchResults both =
         submit({{same_batch, Complete{with.token, nonce(2), answer("a"), {}, turn("third")}},
-               {held, decision},
-               {held, decision}});
+                {held, decision},
+                {held, decision}});
     as<Applied>(both[0]);
     EXPECT_EQ(as<Applied>(both[1]).record->turn, nullptr);
     as<Fenced>(both[2]);
@@ -1166,7 +1192,8 @@ TEST_P(StoreContract, a_decision_appends_nothing_without_an_answer_without_a_tur
     decide_unknown("failed", {.decision = failed, .answer_content = "x"});
     decide_unknown("rerun", {.decision = rerun, .answer_content = "x"});
     said = nullptr;
-    decide_unknown("no turn", {.decision = completed, .answer = answer("x"), .answer_content = "x"});
+    decide_unknown("no turn",
+                   {.decision = completed, .answer = answer("x"), .answer_content = "x"});
     as<ConversationMissing>(ask(talk, GetConversation{}));
     as<Applied>(take_turn("a"));
     said = pending_turn("a", "hello again");
@@ -1267,7 +1294,7 @@ TEST_P(StoreContract, a_zombies_chunks_neither_reach_the_answer_nor_survive_it) 
     as<Applied>(ask(k, Complete{owner.token, nonce(2), big, {}, {}}));
     EXPECT_EQ(as<ChunkFound>(ask(k, GetChunk{owner.token, 0})).bytes, "of the owner");
     clock.advance(policy.retention_completed + 24h);
-    EXPECT_EQ(store->purge(100).value(), 1U);
+    purge_all(1);
     as<ChunkMissing>(ask(k, GetChunk{zombie.token, 0}));
 }
 
@@ -1356,9 +1383,9 @@ TEST_P(StoreContract, purge_removes_what_expired_within_its_limit_and_never_the_
     }
     EXPECT_EQ(store->purge(100).value(), 0U);
     clock.advance(24h * 3650);
-    EXPECT_EQ(store->purge(4).value(), 4U);
-    EXPECT_EQ(store->purge(100).value(), 6U);
-    EXPECT_EQ(store->purge(100).value(), 0U);
+    const std::size_t first = store->purge(4).value();
+    EXPECT_LE(first, 4U);
+    purge_all(10 - first);
     for (const char* name : {"running", "unknown", "retry to come"}) {
         k = key(name);
         EXPECT_TRUE(state()) << name;
@@ -1369,7 +1396,7 @@ TEST_P(StoreContract, a_purged_key_begins_anew_with_a_higher_token) {
     const Granted g = grant(1);
     as<Applied>(complete(g, 1));
     clock.advance(policy.retention_completed);
-    EXPECT_EQ(store->purge(100).value(), 1U);
+    purge_all(1);
     const Granted anew = grant(2);
     EXPECT_EQ(anew.kind, Granted::Kind::fresh);
     EXPECT_GT(anew.token, g.token);
@@ -1380,7 +1407,7 @@ TEST_P(StoreContract, a_replayed_record_outlives_its_purge_in_the_readers_hands)
     as<Applied>(complete(g, 1, std::string(100'000, 'z')));
     const RecordPtr reading = as<Replay>(ask(k, claim(2))).record;
     clock.advance(policy.retention_completed);
-    EXPECT_EQ(store->purge(100).value(), 1U);
+    purge_all(1);
     EXPECT_EQ(state(), nullptr);
     EXPECT_EQ(*reading->answer->body, std::string(100'000, 'z'));
 }

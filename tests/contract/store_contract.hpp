@@ -86,6 +86,10 @@ class StoreContract : public testing::TestWithParam<semel::contract::StoreFactor
     Asked take_turn(const std::string& id);
     std::vector<semel::core::Turn> turns(semel::core::GetTurns what);
 
+    /// `count` records are purged, and then there is nothing to purge. Several calls: one may miss what moves between servers
+    /// at that moment.
+    void purge_all(std::size_t count);
+
     semel::support::ManualClock clock;
     std::unique_ptr<semel::contract::StorePlace> place;
     std::unique_ptr<semel::core::Store> store;

@@ -4,6 +4,7 @@
 #include "stores/redis/redis_store.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -41,26 +42,38 @@ base::Error failed(const redis::NoReply& none) {
 /// answer. Thread-safe.
 class KnownCompleted {
   public:
-    void remember(const StoredKey& key) { slot(key).store(mark(key), std::memory_order_relaxed); }
+    void remember(const StoredKey& key) {
+        if (holds(key)) return;
+        Row& row = row_of(key);
+        // Any of the row's may go; these bytes are as good as random.
+        row[part(key, 24) % row.size()].store(mark(key), std::memory_order_relaxed);
+    }
     [[nodiscard]] bool holds(const StoredKey& key) {
-        return slot(key).load(std::memory_order_relaxed) == mark(key);
+        for (const auto& one : row_of(key)) {
+            if (one.load(std::memory_order_relaxed) == mark(key)) return true;
+        }
+        return false;
     }
     void forget(const StoredKey& key) {
-        std::uint64_t seen = mark(key);
-        slot(key).compare_exchange_strong(seen, 0, std::memory_order_relaxed);
+        for (auto& one : row_of(key)) {
+            std::uint64_t seen = mark(key);
+            one.compare_exchange_strong(seen, 0, std::memory_order_relaxed);
+        }
     }
 
   private:
-    static constexpr std::size_t slots = 1U << 16;
+    /// One cache line. Keys that fall together have room beside each other.
+    using Row = std::array<std::atomic<std::uint64_t>, 8>;
+    static constexpr std::size_t rows = 1U << 14;
     static std::uint64_t part(const StoredKey& key, std::size_t from) {
         std::uint64_t value = 0;
         std::memcpy(&value, key.bytes.data() + from, sizeof value);
         return value;
     }
     static std::uint64_t mark(const StoredKey& key) { return part(key, 8); }
-    std::atomic<std::uint64_t>& slot(const StoredKey& key) { return marks_[part(key, 16) % slots]; }
+    Row& row_of(const StoredKey& key) { return rows_[part(key, 16) % rows]; }
 
-    std::vector<std::atomic<std::uint64_t>> marks_ = std::vector<std::atomic<std::uint64_t>>(slots);
+    std::vector<Row> rows_ = std::vector<Row>(rows);
 };
 
 /// One script run decides at most so much: other clients of the server wait meanwhile.
@@ -153,8 +166,8 @@ class RedisStore final : public Store {
       public:
         Batch(RedisStore& store, std::vector<Item> items, BatchDone done)
             : store_(store), items_(std::move(items)), done_(std::move(done)) {
-            results_.reserve(items_.size());
-            for (std::size_t i = 0; i < items_.size(); ++i) results_.emplace_back(stopping());
+            // Each is overwritten; a text would be allocated for nothing.
+            results_.assign(items_.size(), base::Error{.code = base::ErrorCode::stopping});
         }
 
         void begin() {
@@ -202,6 +215,7 @@ class RedisStore final : public Store {
             std::vector<redis::Command> commands;
             std::vector<Todo> later;
             std::unordered_set<StoredKey, base::DigestHash> keys;
+            keys.reserve(todo_.size());
             std::map<std::uint16_t, Scripts> by_slot;
             std::size_t time_command = none;
             asked_.reserve(todo_.size());

@@ -5,6 +5,10 @@
 --
 -- The two usual cases, a first grant and the first answer of its owner, are decided here. All others are decided by what
 -- decide.lua sets up, which is done only once an item needs it: a script's functions are made anew each time it runs.
+--
+-- A string made here is hashed whole by the server's Lua, byte by byte: what many items have in common is made once.
+local KEYS, ARGV = KEYS, ARGV
+local byte, sub, pack, unpack = string.byte, string.sub, struct.pack, struct.unpack
 local ACQUIRE, COMPLETE = 1, 5
 local GRANTED, LATE, APPLIED = 0, 7, 8
 local PROCESSING = 1
@@ -19,51 +23,73 @@ else
 end
 
 local function granted_first(token, lease)
-    return struct.pack('<BI8BI8I4I4I8BI8', GRANTED, now, 1, token, 1, 1, now + lease, 0, now)
+    return pack('<BI8BI8I4I4I8BI8', GRANTED, now, 1, token, 1, 1, now + lease, 0, now)
 end
 
 -- The three times of a first grant are the first of a record; the caller made the rest.
-local function first_record(token, lease, image) return struct.pack('<I8I8I8', token, now + lease, now) .. image end
+local function first_times(token, lease) return pack('<I8I8I8', token, now + lease, now) end
 
 -- @decide@
 
--- The answer of an owner whose first attempt this is: nothing to take back, no turn to append, no chunks.
+-- By its lease in us, what a first grant of this run is.
+local firsts = setmetatable({}, {__index = function(all, lease)
+    -- As text: a number would be printed anew, with %.17g, for each call.
+    local made = {times = first_times(now, lease), lease_end = string.format('%.0f', now + lease), reply = granted_first(now, lease)}
+    all[lease] = made
+    return made
+end})
+
+-- By how long it is kept (in ms, encoded), the times of what is completed in this run: due, completed, expires.
+local completions = setmetatable({}, {__index = function(all, keep)
+    local expires = now + unpack('<I8', keep) * 1000
+    local made = {times = pack('<I8I8I8', 0, now, expires), life = string.format('%.0f', math.max(1, math.ceil((expires - now) / 1000)))}
+    all[keep] = made
+    return made
+end})
+
+local NO_LEASE = string.rep('\0', 8)
+local NO_PARTS = string.rep('\0', 16)
+local applied_now = pack('<BI8', APPLIED, now)
+
+-- The answer of an owner whose first attempt this is: nothing to take back, no turn to append, no chunks. Nil: not such a one.
 local function first_answer(key, set, bytes, terms, usage, answer)
-    if string.byte(bytes, 25) ~= 1 or string.byte(bytes, 26) ~= PROCESSING then return nil end
-    local token, lease_end, created = struct.unpack('<I8I8I8', bytes)
-    local op_token = struct.unpack('<I8', terms, 5)
-    if token ~= op_token or string.sub(bytes, 149, 164) ~= string.sub(terms, 13, 28) then return nil end
-    local keep = struct.unpack('<I8', bytes, 93)
-    local canonical, fields, owner, label, failure = struct.unpack('<I4I4I4I4I4', bytes, 117)
-    if failure ~= 0 then return nil end
-    local expires = now + keep * 1000
-    local begin = struct.pack('<I8I8I8', token, 0, created) .. '\1\2\0\0\1\0' .. string.sub(bytes, 31, 35) .. '\0'
-    local middle = '\0\0\0' .. string.sub(bytes, 41, 60) .. struct.pack('<I8I8I8', 0, now, expires) ..
-        string.sub(bytes, 85, 132) .. struct.pack('<I4I4I4', 0, #usage, 0)
-    local rest = string.sub(bytes, 149, HEADER_BYTES + canonical + fields + owner + label) .. usage
-    redis.call('SET', key, begin .. '\1' .. middle .. struct.pack('<I4', #answer) .. rest .. answer,
-        'PX', math.max(1, math.ceil((expires - now) / 1000)))
+    local version, status = byte(bytes, 25, 26)
+    local token = sub(bytes, 1, 8)
+    if version ~= 1 or status ~= PROCESSING or token ~= sub(terms, 5, 12) or sub(bytes, 149, 164) ~= sub(terms, 13, 28) then return nil end
+    -- Failure, usage, turn and answer are empty.
+    if sub(bytes, 133, 148) ~= NO_PARTS then return nil end
+    local canonical, fields, owner, label = unpack('<I4I4I4I4', bytes, 117)
+    if #bytes ~= HEADER_BYTES + canonical + fields + owner + label then return nil end
+    local made = completions[sub(bytes, 93, 100)]
+    local created, policy, counts, more = sub(bytes, 17, 24), sub(bytes, 31, 35), sub(bytes, 41, 60), sub(bytes, 85, 132)
+    local times, rest = made.times, sub(bytes, 149)
+    -- Of the status byte's neighbours, `started` is set: the call may have been processed.
+    redis.call('SET', key, token .. NO_LEASE .. created .. '\1\2\0\0\1\0' .. policy .. '\0\1\0\0\0' .. counts .. times .. more ..
+        pack('<I4I4I4I4', 0, #usage, 0, #answer) .. rest .. usage .. answer, 'PX', made.life)
     redis.call('ZREM', set, key)
-    return struct.pack('<BI8', APPLIED, now) .. begin .. '\2' .. middle .. '\0\0\0\0' .. rest
+    return applied_now .. token .. NO_LEASE .. created .. '\1\2\0\0\1\0' .. policy .. '\0\2\0\0\0' .. counts .. times .. more ..
+        pack('<I4I4I4I4', 0, #usage, 0, 0) .. rest .. usage
 end
 
 local out = {}
-local k, a = 1, 2
+local n, k, a = 0, 1, 2
 while ARGV[a] do
     local terms = ARGV[a]
-    local operation, more_keys, more_arguments = struct.unpack('<BI2B', terms)
+    local operation, more_keys, more_keys_256, more_arguments = byte(terms, 1, 4)
+    more_keys = more_keys + 256 * more_keys_256
     local key, set = KEYS[k], KEYS[k + 1]
     local result
     if operation == ACQUIRE then
-        local not_after, lease = struct.unpack('<I8I8', terms, 5)
+        local not_after, lease = unpack('<I8I8', terms, 5)
         if now > not_after then
-            result = struct.pack('<BI8', LATE, now)
+            result = pack('<BI8', LATE, now)
         else
+            local first = firsts[lease]
             -- Writes if there is nothing, else reads what there is.
-            local bytes = redis.call('SET', key, first_record(now, lease, ARGV[a + 1]), 'NX', 'GET')
+            local bytes = redis.call('SET', key, first.times .. ARGV[a + 1], 'NX', 'GET')
             if not bytes then
-                redis.call('ZADD', set, now + lease, key)
-                result = granted_first(now, lease)
+                redis.call('ZADD', set, first.lease_end, key)
+                result = first.reply
             else
                 result = decide(operation, bytes, k, a)
             end
@@ -75,7 +101,8 @@ while ARGV[a] do
         end
         result = result or decide(operation, bytes, k, a)
     end
-    out[#out + 1] = result
+    n = n + 1
+    out[n] = result
     k, a = k + 2 + more_keys, a + 1 + more_arguments
 end
 return out

@@ -7,7 +7,8 @@ local function make_decisions()
     local HEADER = '<I8I8I8BBBBBBBBBBBBBxxxI4I4I4I4I4I8I8I8I4I4I8I8I8I4I4I4I4I4I4I4I4c16c16c32'
     local TERMS_FROM = 5  -- behind operation, keys more, arguments more
     local IDLE = 30 * 24 * 3600 * 1000000
-    local NOBODY = '\0\0'  -- the encoding of an owner without a name and an address
+    -- Who owns a record that a person decided about: nobody, also not who says so.
+    local NO_OWNER, NO_NONCE = '\0\0', string.rep('\0', 16)
 
     -- The item.
     local k, a, terms
@@ -74,7 +75,7 @@ local function make_decisions()
     -- Whose terms begin with a token and a nonce.
     local function owned()
         local op_token, op_nonce = struct.unpack('<I8c16', terms, TERMS_FROM)
-        return found and r.token == op_token and r.nonce == op_nonce
+        return found and r.token == op_token and r.nonce == op_nonce and op_nonce ~= NO_NONCE
     end
 
     -- Says of the current attempt, which ends with `new_status`, whether its call may have been processed. An attempt that ended
@@ -124,7 +125,7 @@ local function make_decisions()
     end
 
     -- A decision over an owner's head: a new token, and a nonce that nobody has.
-    local function orphan() r.token, r.nonce, r.owner, r.lease_end = next_token(), string.rep('\0', 16), NOBODY, 0 end
+    local function orphan() r.token, r.nonce, r.owner, r.lease_end = next_token(), NO_NONCE, NO_OWNER, 0 end
 
     -- FAILED and due with fresh budgets; `started` stays: the next attempt may pay again.
     local function begin_anew()
@@ -162,7 +163,7 @@ local function make_decisions()
         local image = ARGV[a + 1]
         if not found then
             local next = next_token()
-            redis.call('SET', KEYS[k], first_record(next, lease, image))
+            redis.call('SET', KEYS[k], first_times(next, lease) .. image)
             redis.call('ZADD', KEYS[k + 1], now + lease, KEYS[k])
             return granted_first(next, lease)
         end
@@ -263,7 +264,7 @@ local function make_decisions()
     -- release. Terms: token (0: by the nonce alone), nonce.
     operations[4] = function()
         local op_token, op_nonce = struct.unpack('<I8c16', terms, TERMS_FROM)
-        if not (found and r.nonce == op_nonce and (op_token == 0 or r.token == op_token)) then return fenced() end
+        if not (found and r.nonce == op_nonce and op_nonce ~= NO_NONCE and (op_token == 0 or r.token == op_token)) then return fenced() end
         if r.status == FAILED and r.final == 0 then return unchanged() end
         if r.status ~= PROCESSING then return fenced() end
         settle_attempt(FAILED, 0)
