@@ -38,8 +38,8 @@ Reply state_reply(std::string_view good, const std::vector<std::string>& reasons
 
 }  // namespace
 
-Admin::Admin(core::Store& store, IntentOf intent_of, Probes probes, bool on_loopback)
-    : records_(store, std::move(intent_of)), probes_(std::move(probes)), on_loopback_(on_loopback) {}
+Admin::Admin(core::Store& store, IntentOf intent_of, Probes probes, bool on_loopback, Tenants tenants)
+    : records_(store, std::move(intent_of), std::move(tenants)), probes_(std::move(probes)), on_loopback_(on_loopback) {}
 
 std::string Admin::refused(const http::RequestHead& head) const {
     if (!on_loopback_) {

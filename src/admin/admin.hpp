@@ -20,9 +20,9 @@ struct Probes {
 /// One per process, on a loop of its own: the admin API waits for the store.
 class Admin final : public http::Handler {
   public:
-    /// `store` must outlive it. `on_loopback`: the listener's address; elsewhere the admin API answers 403, because it knows no
+    /// `store` and the tenants' vault must outlive it. `on_loopback`: the listener's address; elsewhere the admin API answers 403, because it knows no
     /// tokens: who reaches it may decide records.
-    Admin(core::Store& store, IntentOf intent_of, Probes probes, bool on_loopback);
+    Admin(core::Store& store, IntentOf intent_of, Probes probes, bool on_loopback, Tenants tenants = {});
     runtime::Task<> handle(http::Exchange& exchange) override;
 
   private:

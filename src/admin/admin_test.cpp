@@ -77,6 +77,79 @@ class AdminApi : public testing::Test {
     Records records_;
 };
 
+/// Records of tenants, whose contents are sealed.
+class SealedAdminApi : public AdminApi {
+  protected:
+    static core::TenantTag tag_of(std::string_view name) { return {{static_cast<std::uint8_t>(name.front())}}; }
+    static std::optional<core::TenantTag> named(const IntentName& name) {
+        if (name.client.empty()) return std::nullopt;
+        return tag_of(name.client);
+    }
+    SealedAdminApi()
+        : sealed_(*store_, [](const IntentName&) -> std::optional<core::StoredKey> { return std::nullopt; },
+                  Tenants{.tag_of = named, .vault = &vault_}) {}
+
+    /// The tenant's key, as a gateway has it.
+    engine::DataKeyPtr data_key(std::string_view tenant) {
+        const auto wanted = vault_.key_wanted(tag_of(tenant));
+        const auto wrapped = std::get<core::Value>(ask({}, wanted.operation)).value;
+        return vault_.take_key(tag_of(tenant), wrapped, wanted.generation, clock_.steady()).value();
+    }
+    void completed(std::string_view name, std::string_view tenant, const std::string& body) {
+        core::Acquire acquire{.owner = {.id = "me"}, .not_after = store_->now() + std::chrono::hours{1}, .tenant = tag_of(tenant)};
+        acquire.nonce.bytes[0] = 7;
+        const auto granted = std::get<core::Granted>(ask(key(name), acquire));
+        core::Complete complete{.token = granted.token, .nonce = acquire.nonce};
+        complete.answer.body = std::make_shared<const std::string>(body);
+        data_key(tenant)->seal(key(name), complete.answer);
+        ask(key(name), complete);
+    }
+    Reply erase(const std::string& body, std::string_view query = {}) {
+        return sealed_.answer("POST", "/admin/tenants/erase", query, body);
+    }
+    Reply body_of(std::string_view name) { return sealed_.answer("GET", "/admin/records/" + intent(name), "body=1", {}); }
+
+    engine::Vault vault_{"secret", nullptr};
+    Records sealed_;
+};
+
+TEST_F(SealedAdminApi, a_tenants_answers_are_read_until_it_is_erased_and_others_stay) {
+    completed("a", "web", "of web");
+    completed("b", "batch", "of batch");
+    EXPECT_EQ(body_of("a").body, "of web");
+    EXPECT_EQ(records_.answer("GET", "/admin/records/" + intent("a"), "body=1", {}).status, 404) << "without the secret";
+    const auto before = data_key("web")->id();
+    EXPECT_EQ(erase(R"({"client": "web"})", "dry_run=1").status, 200);
+    EXPECT_EQ(body_of("a").body, "of web") << "a dry run changes nothing";
+    const Reply done = erase(R"({"client": "web"})");
+    EXPECT_EQ(done.status, 200) << done.body;
+    EXPECT_EQ(json::parse(done.body).at("erased"), true);
+    EXPECT_NE(data_key("web")->id(), before);
+    EXPECT_EQ(body_of("a").status, 404);
+    EXPECT_THAT(body_of("a").body, HasSubstr("erased"));
+    const Reply shown = sealed_.answer("GET", "/admin/records/" + intent("a"), {}, {});
+    EXPECT_EQ(json::parse(shown.body).at("answer").at("body_kind"), "not_kept");
+    EXPECT_EQ(json::parse(shown.body).at("status"), "COMPLETED");
+    EXPECT_EQ(body_of("b").body, "of batch");
+    EXPECT_EQ(erase(json::serialize(json::object{{"record", intent("b")}})).status, 200);
+    EXPECT_EQ(body_of("b").status, 404) << "meant by one of its records";
+}
+
+TEST_F(SealedAdminApi, what_means_nobody_erases_nobody) {
+    completed("a", "web", "of web");
+    EXPECT_EQ(erase(R"({"client": "misspelled"})").status, 404);
+    EXPECT_EQ(erase(json::serialize(json::object{{"record", intent("unknown")}})).status, 404);
+    for (const char* unclear : {"", "[]", "{}", R"({"client": ""})", R"({"client": 1})", R"({"user": "u"})", R"({"record": "short"})",
+                                R"({"client": "web", "credential": "c"})"}) {
+        EXPECT_EQ(erase(unclear).status, 400) << unclear;
+    }
+    EXPECT_EQ(sealed_.answer("GET", "/admin/tenants/erase", {}, {}).status, 405);
+    EXPECT_EQ(records_.answer("POST", "/admin/tenants/erase", {}, R"({"client": "web"})").status, 409);
+    EXPECT_EQ(body_of("a").body, "of web");
+    acquire("of nobody");
+    EXPECT_EQ(erase(json::serialize(json::object{{"record", intent("of nobody")}})).status, 400);
+}
+
 TEST_F(AdminApi, a_running_record_shows_its_lease_and_nothing_of_its_request) {
     const core::Granted granted = acquire("a");
     clock_.advance(std::chrono::seconds{4});

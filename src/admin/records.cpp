@@ -299,16 +299,20 @@ Reply Records::answer(std::string_view method, std::string_view path, std::strin
     if (path == "/admin/lookup") {
         return method == "POST" ? lookup(body) : problem(405, "Method not allowed", "an intent is looked up by POST");
     }
+    if (path == "/admin/tenants/erase") {
+        return method == "POST" ? erase(body, flag(query, "dry_run"))
+                                : problem(405, "Method not allowed", "a tenant is erased by POST");
+    }
     constexpr std::string_view prefix = "/admin/records";
     const bool reads = method == "GET" || method == "HEAD";
-    if (!path.starts_with(prefix)) return problem(404, "Not found", "the admin API has /admin/records and /admin/lookup");
+    if (!path.starts_with(prefix)) return problem(404, "Not found", "the admin API has /admin/records, /admin/lookup and /admin/tenants/erase");
     path.remove_prefix(prefix.size());
     const auto wrong_method = [] {
         return problem(405, "Method not allowed", "records are read by GET and decided by POST …/resolve");
     };
     if (path.empty()) return reads ? list(query) : wrong_method();
 
-    if (path.front() != '/') return problem(404, "Not found", "the admin API has /admin/records and /admin/lookup");
+    if (path.front() != '/') return problem(404, "Not found", "the admin API has /admin/records, /admin/lookup and /admin/tenants/erase");
     path.remove_prefix(1);
     const auto slash = path.find('/');
     StoredKey intent;
@@ -389,9 +393,11 @@ Reply Records::get(const StoredKey& intent, bool with_body) {
     if (!decided) return store_problem(decided.error());
     const auto* found = std::get_if<core::Found>(&decided->outcome);
     if (found == nullptr || !found->record) return no_such_record();
-    if (!with_body) return json_reply(describe(intent, *found->record, decided->at));
-    if (!found->record->answer) return problem(404, "No answer", "the record holds no answer yet");
-    auto body = body_of(intent, *found->record);
+    const auto record = opened(intent, found->record);
+    if (!record) return store_problem(record.error());
+    if (!with_body) return json_reply(describe(intent, **record, decided->at));
+    if (!(*record)->answer) return problem(404, "No answer", "the record holds no answer yet");
+    auto body = body_of(intent, **record);
     if (!body) return problem(404, "Answer not kept", body.error().detail);
     // Not under its own type: what an upstream sent is not to be run on the admin address's origin.
     return {.content_type = "application/octet-stream", .body = std::move(*body)};
@@ -400,16 +406,26 @@ Reply Records::get(const StoredKey& intent, bool with_body) {
 base::Result<std::string> Records::body_of(const StoredKey& intent, const Record& record) {
     const core::Answer& answer = *record.answer;
     if (answer.body_kind == core::BodyKind::not_kept) {
-        return base::Error{.detail = "the answer was larger than record.max_bytes and was not kept"};
+        return base::Error{.detail = answer.sealed_under != 0 ? "the answer was erased with its tenant's data"
+                                                              : "the answer was larger than record.max_bytes and was not kept"};
     }
     if (answer.body_kind == core::BodyKind::inline_body) return answer.body ? *answer.body : std::string{};
+    const auto data_key = data_key_of(record.tenant);
+    if (!data_key) return data_key.error();
     std::string whole;
     for (std::uint32_t n = 0; n < answer.chunk_count; ++n) {
         auto decided = ask({intent, core::GetChunk{.token = record.token, .n = n}});
         if (!decided) return decided.error();
         auto* chunk = std::get_if<core::ChunkFound>(&decided->outcome);
         if (chunk == nullptr) return base::Error{.detail = "a part of the answer is missing: it has just expired"};
-        whole += chunk->bytes;
+        if (*data_key) {
+            const engine::Place place{.kind = engine::Place::Kind::chunk, .of = intent, .n = n};
+            const auto plain = (*data_key)->open(place, chunk->bytes);
+            if (!plain) return base::Error{.detail = "the answer was erased with its tenant's data"};
+            whole += *plain;
+        } else {
+            whole += chunk->bytes;
+        }
     }
     return whole;
 }
@@ -443,6 +459,17 @@ Reply Records::resolve(const StoredKey& intent, std::string_view body, bool dry_
         answer.body_bytes = wanted.body->size();
         answer.body_digest = base::sha256(*wanted.body);
         answer.body = std::make_shared<const std::string>(std::move(*wanted.body));
+        const auto data_key = data_key_of(record.tenant);
+        if (!data_key) return store_problem(data_key.error());
+        if (*data_key) {
+            (*data_key)->seal(intent, answer);
+            if (resolve.answer_content && record.turn) {
+                const engine::Place place{.kind = engine::Place::Kind::reply,
+                                          .of = record.turn->conversation,
+                                          .request_id = record.turn->request_id};
+                resolve.answer_content = (*data_key)->seal(place, *resolve.answer_content);
+            }
+        }
         resolve.answer = std::move(answer);
     }
     if (dry_run) {
@@ -456,6 +483,111 @@ Reply Records::resolve(const StoredKey& intent, std::string_view body, bool dry_
         return json_reply(describe(intent, *applied->record, done->at));
     }
     return problem(409, "Decided on an older state", "the record changed in between; look at it again");
+}
+
+std::variant<core::TenantTag, Reply> Records::tenant_meant(std::string_view body) {
+    const auto unclear = [](std::string_view why) { return problem(400, "Not a tenant", why); };
+    boost::system::error_code failed;
+    const json::value parsed = json::parse(json::string_view(body.data(), body.size()), failed);
+    if (failed || !parsed.is_object() || parsed.as_object().size() != 1 || !parsed.as_object().begin()->value().is_string()) {
+        return unclear(R"(the body must be a JSON object with one member: {"client": "…"}, {"credential": "…"} or {"record": "<intent>"})");
+    }
+    const auto& [key, value] = *parsed.as_object().begin();
+    const std::string_view member(key.data(), key.size());
+    const std::string_view text(value.as_string().data(), value.as_string().size());
+    if (member == "record") {
+        StoredKey intent;
+        if (!base::digest_from_base64url(text, intent)) return unclear("an intent is the 43 characters of the response header Semel-Intent");
+        const auto decided = ask({intent, core::Get{}});
+        if (!decided) return store_problem(decided.error());
+        const auto* found = std::get_if<core::Found>(&decided->outcome);
+        if (found == nullptr || !found->record) return no_such_record();
+        if (found->record->tenant == core::TenantTag{}) return unclear("the record was kept for no tenant");
+        return found->record->tenant;
+    }
+    IntentName name;
+    if (member == "client") {
+        name.client = text;
+    } else if (member == "credential") {
+        name.credential = text;
+    } else {
+        return unclear("client, credential or record say which tenant is meant; nothing else is known");
+    }
+    const auto tag = text.empty() ? std::nullopt : tenants_.tag_of(name);
+    if (!tag) return unclear("a client's name has 1 to 255 bytes, a credential at least one");
+    return *tag;
+}
+
+Reply Records::erase(std::string_view body, bool dry_run) {
+    if (tenants_.vault == nullptr || !tenants_.tag_of) {
+        return problem(409, "Nothing is sealed", "this store is not opened with the deployment's secret; no tenant can be erased");
+    }
+    auto meant = tenant_meant(body);
+    if (auto* refused = std::get_if<Reply>(&meant)) return std::move(*refused);
+    const core::TenantTag tenant = std::get<core::TenantTag>(meant);
+    json::object o{{"tenant", base::hex({reinterpret_cast<const char*>(tenant.bytes.data()), tenant.bytes.size()})}};
+    if (dry_run) {
+        o["dry_run"] = true;
+        return json_reply(o);
+    }
+    const auto failed = [](const base::Error& error) {
+        return problem(503, "Not erased for certain",
+                       (error.detail.empty() ? "the store did not answer" : error.detail) + "; repeat the command");
+    };
+    // Whoever was never served has no key: a name that is misspelled is not reported as erased.
+    const bool served = tenants_.vault->find(tenant) != nullptr;
+    const core::ClaimValue first = tenants_.vault->key_wanted(tenant).operation;
+    const auto present = ask_value(first);
+    if (!present) return failed(present.error());
+    if (!served && *present == first.value_if_absent) {
+        return problem(404, "No such tenant", "no data is kept for this tenant: check its name");
+    }
+    const auto replaced = ask_value(tenants_.vault->fresh_key(tenant));
+    if (!replaced) return failed(replaced.error());
+    const auto asked_at = base::system_clocks().steady();
+    const auto marked = ask_value(engine::Vault::fresh_mark());
+    if (!marked) return failed(marked.error());
+    tenants_.vault->take_mark(*marked, asked_at);
+    o["erased"] = true;
+    o["noticed_elsewhere_within_ms"] = engine::Vault::usable_for.count();
+    o["not_covered"] = json::array{"copies of the store made before (backups, snapshots, replicas' files)",
+                                   "what running calls still send to their clients; it is not kept",
+                                   "what records hold besides contents: digests, times, models, token counts"};
+    return json_reply(o);
+}
+
+base::Result<std::string> Records::ask_value(core::StoreOperation operation) {
+    auto decided = ask({StoredKey{}, std::move(operation)});
+    if (!decided) return decided.error();
+    auto* value = std::get_if<core::Value>(&decided->outcome);
+    SEMEL_ASSERT(value != nullptr, "ClaimValue and ReplaceValue are answered by a Value");
+    return std::move(value->value);
+}
+
+base::Result<engine::DataKeyPtr> Records::data_key_of(const core::TenantTag& tenant) {
+    engine::Vault* const vault = tenants_.vault;
+    if (vault == nullptr || tenant == core::TenantTag{}) return engine::DataKeyPtr{};
+    for (;;) {
+        const auto now = base::system_clocks().steady();
+        if (!vault->fresh(now)) {
+            const auto mark = ask_value(engine::Vault::mark_wanted());
+            if (!mark) return mark.error();
+            vault->take_mark(*mark, now);
+        }
+        if (auto known = vault->find(tenant)) return known;
+        const engine::Vault::KeyWanted wanted = vault->key_wanted(tenant);
+        const auto wrapped = ask_value(wanted.operation);
+        if (!wrapped) return wrapped.error();
+        auto key = vault->take_key(tenant, *wrapped, wanted.generation, now);
+        if (!key || *key) return key;
+    }
+}
+
+base::Result<core::RecordPtr> Records::opened(const StoredKey& intent, core::RecordPtr record) {
+    if (!engine::is_sealed(*record)) return record;
+    const auto data_key = data_key_of(record->tenant);
+    if (!data_key) return data_key.error();
+    return engine::opened(intent, std::move(record), data_key->get());
 }
 
 base::Result<core::Decided> Records::ask(core::Item item) {

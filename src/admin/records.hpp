@@ -6,8 +6,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "core/store.hpp"
+#include "engine/vault.hpp"
 
 namespace semel::admin {
 
@@ -40,19 +42,30 @@ struct IntentName {
 /// says whose it is although clients are configured.
 using IntentOf = std::function<std::optional<core::StoredKey>(const IntentName&)>;
 
+/// The tag of the tenant that `client` or `credential` of a name say, or of the callers without one; nullopt: neither does.
+using TenantOf = std::function<std::optional<core::TenantTag>(const IntentName&)>;
+
+/// What tells tenants apart and opens what is theirs. Without a vault nothing sealed can be read, and nobody erased.
+struct Tenants {
+    TenantOf tag_of;
+    engine::Vault* vault = nullptr;
+};
+
 /// Thread-safe as far as the store is. Every call blocks until the store has answered, at most `store_patience`.
 class Records {
   public:
     static constexpr std::chrono::seconds store_patience{10};
 
-    /// `store` must outlive it.
-    Records(core::Store& store, IntentOf intent_of) : store_(store), intent_of_(std::move(intent_of)) {}
+    /// `store` and the vault must outlive it.
+    Records(core::Store& store, IntentOf intent_of, Tenants tenants = {})
+        : store_(store), intent_of_(std::move(intent_of)), tenants_(std::move(tenants)) {}
 
     /// `path` is one of
     ///   GET  /admin/records                      query: status, limit, cursor
     ///   GET  /admin/records/{intent}             query: body=1 gives the recorded bytes instead of the description
     ///   POST /admin/records/{intent}/resolve     query: dry_run=1 checks everything and changes nothing
     ///   POST /admin/lookup                       from an intent's name to its {intent}
+    ///   POST /admin/tenants/erase                query: dry_run=1 says whom it means and changes nothing
     /// with the members of docs/reference/admin-api.md. Everything else is 404, another method 405.
     Reply answer(std::string_view method, std::string_view path, std::string_view query, std::string_view body);
 
@@ -61,12 +74,21 @@ class Records {
     Reply list(std::string_view query);
     Reply get(const core::StoredKey& intent, bool with_body);
     Reply resolve(const core::StoredKey& intent, std::string_view body, bool dry_run);
+    Reply erase(std::string_view body, bool dry_run);
+    /// The tenant that a request to erase means, or the reply that says why none.
+    std::variant<core::TenantTag, Reply> tenant_meant(std::string_view body);
     base::Result<core::Decided> ask(core::Item item);
-    /// The body of an answer, from the record or its chunks.
+    base::Result<std::string> ask_value(core::StoreOperation operation);
+    /// The tenant's present key. Null: there is no vault, or no tenant.
+    base::Result<engine::DataKeyPtr> data_key_of(const core::TenantTag& tenant);
+    /// The record as `found`, opened.
+    base::Result<core::RecordPtr> opened(const core::StoredKey& intent, core::RecordPtr record);
+    /// The body of an answer, from the opened record or its chunks.
     base::Result<std::string> body_of(const core::StoredKey& intent, const core::Record& record);
 
     core::Store& store_;
     IntentOf intent_of_;
+    Tenants tenants_;
 };
 
 /// The description of a record: never a body, an id, a user or a credential.

@@ -41,6 +41,7 @@ Examples:
   semel record resolve jT4… --as failed --reason 'provider shows no call'
   semel record resolve jT4… --as completed --file answer.json
   semel record resolve jT4… --as rerun --dry-run
+  semel record erase --tenant web --yes       makes all that is kept of a tenant's prompts and answers unreadable, for good
 They ask the running server on its admin address. If none runs and --config names an embedded store, they open its directory.)";
 
 constexpr const char* doctor_examples = R"(
@@ -59,7 +60,11 @@ std::vector<std::string> with_intents_named(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         std::string argument = argv[i];
         base::Digest intent;
-        if (argument.starts_with('-') && base::digest_from_base64url(argument, intent)) argument = "--intent=" + argument;
+        if (argument.starts_with('-') && base::digest_from_base64url(argument, intent)) {
+            const bool named = !arguments.empty() && arguments.back() == "--tenant-of";
+            argument = (named ? "--tenant-of=" : "--intent=") + argument;
+            if (named) arguments.pop_back();
+        }
         arguments.push_back(std::move(argument));
     }
     return arguments;
@@ -139,6 +144,16 @@ int run(int argc, char** argv, const Leaves& leaves) {
     resolve->add_option("--token", record_options.token, "refuse if the record's token is another by now");
     resolve->add_flag("--dry-run", record_options.dry_run, "check everything, change nothing");
     resolve->callback([&] { code = record_resolve(record_options, leaves); });
+    CLI::App* erase = record->add_subcommand("erase", "Make what is kept of one tenant's prompts and answers unreadable, for good");
+    erase->add_option("--tenant", record_options.client,
+                      "the tenant's name under clients:; without clients: anonymous, for the callers without a credential");
+    erase->add_option("--tenant-of", record_options.intent, "the tenant of this record, by its Semel-Intent");
+    erase->add_option("--credential-env", record_options.credential_env,
+                      "without clients: the environment variable that holds the tenant's credential");
+    add_server(erase, record_options);
+    erase->add_flag("--yes", record_options.yes, "do it; without it nothing is changed");
+    erase->add_flag("--dry-run", record_options.dry_run, "say whom it means, change nothing");
+    erase->callback([&] { code = record_erase(record_options, leaves); });
 
     DoctorOptions doctor_options;
     CLI::App* doctor_command = app.add_subcommand("doctor", "Say what a configuration guarantees and what is wrong with it");

@@ -25,6 +25,7 @@ enum ExitCode : int {
 struct OpenedStore {
     std::unique_ptr<core::Store> store;
     std::vector<std::string> notices;
+    std::vector<std::string> wrong;  ///< The same, graver: what would lose records or keeps the store from taking any.
     std::int64_t wall_ahead_us = 0;  ///< The wall clock against the store's; 0 where a store has no clock of its own.
     bool clock_kept = false;         ///< The wall clock was not believed.
 };
@@ -76,10 +77,13 @@ struct RecordOptions {
     std::string reason;
     std::uint64_t token = 0;  ///< 0: the one the record has now.
     bool dry_run = false;
+
+    bool yes = false;  ///< erase; the tenant is `client`, `credential_env`, or that of `intent`
 };
 int record_get(const RecordOptions& options, const Leaves& leaves);
 int record_list(const RecordOptions& options, const Leaves& leaves);
 int record_resolve(const RecordOptions& options, const Leaves& leaves);
+int record_erase(const RecordOptions& options, const Leaves& leaves);
 
 struct DoctorOptions {
     std::string config;

@@ -10,14 +10,42 @@ namespace semel::cli {
 namespace {
 constexpr std::size_t secret_bytes = 32;
 constexpr std::chrono::seconds store_patience{30};
+
+/// Nullopt: nothing says whose it is, or the name is too long.
+std::optional<std::string> tenant_named(const base::Hmac& hmac, bool has_clients, const admin::IntentName& name) {
+    std::string tenant;
+    if (!name.client.empty()) {
+        tenant = gateway::tenant_of_client(name.client);
+    } else if (!name.credential.empty()) {
+        tenant = gateway::tenant_of_credential(hmac, name.credential);
+    } else if (!has_clients) {
+        tenant = gateway::anonymous_tenant;
+    } else {
+        return std::nullopt;
+    }
+    if (tenant.size() > core::key_part_max_bytes) return std::nullopt;
+    return tenant;
+}
 }  // namespace
 
-base::Result<std::string> secret_of(const config::Config& config, core::Store& store) {
-    if (!config.engine.secret.empty()) return config.engine.secret;
+admin::TenantOf tenant_of(const config::Config& config, const std::string& secret) {
+    const auto hmac = std::make_shared<base::Hmac>(secret);
+    const bool has_clients = !config.clients.empty();
+    return [hmac, has_clients](const admin::IntentName& name) -> std::optional<core::TenantTag> {
+        // Where no clients are configured the callers without a credential go by the name of their tenant.
+        const bool anonymous = !has_clients && name.client == gateway::anonymous_tenant;
+        const auto tenant = tenant_named(*hmac, has_clients, anonymous ? admin::IntentName{} : name);
+        if (!tenant) return std::nullopt;
+        return gateway::tenant_tag(*hmac, *tenant);
+    };
+}
+
+/// The deployment-wide value of that name; a random one is made where there is none.
+static base::Result<std::string> claimed_secret(core::Store& store, std::string name) {
     auto answered = std::make_shared<std::promise<core::BatchResults>>();
     auto answer = answered->get_future();
     std::vector<core::Item> items;
-    items.push_back({core::StoredKey{}, core::ClaimValue{.name = "secret", .value_if_absent = base::random_bytes(secret_bytes)}});
+    items.push_back({core::StoredKey{}, core::ClaimValue{.name = std::move(name), .value_if_absent = base::random_bytes(secret_bytes)}});
     store.submit(std::move(items), [answered](core::BatchResults results) { answered->set_value(std::move(results)); });
     if (answer.wait_for(store_patience) != std::future_status::ready) {
         return base::Error{.code = base::ErrorCode::store_unavailable, .detail = "the store did not answer within 30 s"};
@@ -30,6 +58,15 @@ base::Result<std::string> secret_of(const config::Config& config, core::Store& s
     return value->value;
 }
 
+base::Result<std::string> secret_of(const config::Config& config, core::Store& store) {
+    if (!config.engine.secret.empty()) return config.engine.secret;
+    return claimed_secret(store, "secret");
+}
+
+base::Result<std::string> peer_secret_of(core::Store& store) {
+    return claimed_secret(store, "peer-secret");
+}
+
 admin::IntentOf intent_of(const config::Config& config, const std::string& secret) {
     const auto hmac = std::make_shared<base::Hmac>(secret);
     const bool has_clients = !config.clients.empty();
@@ -37,18 +74,9 @@ admin::IntentOf intent_of(const config::Config& config, const std::string& secre
         for (const std::string* part : {&name.client, &name.operation, &name.user, &name.session, &name.id}) {
             if (part->size() > core::key_part_max_bytes) return std::nullopt;
         }
-        std::string tenant;
-        if (!name.client.empty()) {
-            tenant = gateway::tenant_of_client(name.client);
-        } else if (!name.credential.empty()) {
-            tenant = gateway::tenant_of_credential(*hmac, name.credential);
-        } else if (!has_clients) {
-            tenant = gateway::anonymous_tenant;
-        } else {
-            return std::nullopt;
-        }
-        if (tenant.size() > core::key_part_max_bytes) return std::nullopt;
-        return gateway::stored_key(*hmac, {.tenant = tenant,
+        const auto tenant = tenant_named(*hmac, has_clients, name);
+        if (!tenant) return std::nullopt;
+        return gateway::stored_key(*hmac, {.tenant = *tenant,
                                            .operation = name.operation,
                                            .user = name.user,
                                            .session = name.session,

@@ -9,8 +9,14 @@
 
 namespace semel::cli {
 
+/// From a caller's name to its tenant, as the gateway makes it.
+admin::TenantOf tenant_of(const config::Config& config, const std::string& secret);
+
 /// The configured secret, else the one that the store keeps (made at its first start). Blocks until the store has answered.
 base::Result<std::string> secret_of(const config::Config& config, core::Store& store);
+/// By which the gateways of one shared store prove themselves to each other; made once and kept in
+/// the store. Blocks.
+base::Result<std::string> peer_secret_of(core::Store& store);
 
 /// `config` is copied as far as it is needed.
 admin::IntentOf intent_of(const config::Config& config, const std::string& secret);

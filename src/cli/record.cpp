@@ -1,4 +1,4 @@
-// semel record get | list | resolve: through the admin address of the running server, else on the embedded store's directory.
+// semel record get | list | resolve | erase: through the admin address of the running server, else on the store itself.
 #include <boost/json.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +9,7 @@
 
 #include "admin/records.hpp"
 #include "cli/cli.hpp"
+#include "cli/guarantees.hpp"
 #include "cli/http_call.hpp"
 #include "cli/intent_of.hpp"
 
@@ -57,7 +58,7 @@ class Source {
                       "); start it, or give --config so that the store's directory can be opened instead";
             return std::nullopt;
         }
-        if (config->store.kind != config::StoreKind::rocksdb) {
+        if (config->store.kind == config::StoreKind::memory) {
             problem = "no server answers at " + source.base_url_ + ", and a memory store has nothing outside its server";
             return std::nullopt;
         }
@@ -70,14 +71,17 @@ class Source {
             }
             return std::nullopt;
         }
-        std::fprintf(stderr, "semel record: no server runs; reading %s itself\n", config->store.path.c_str());
+        std::fprintf(stderr, "semel record: no server runs; reading %s itself\n", store_in_words(config->store).c_str());
         source.store_ = std::move(opened->store);
         auto secret = secret_of(*config, *source.store_);
         if (!secret) {
             problem = secret.error().detail;
             return std::nullopt;
         }
-        source.records_ = std::make_unique<admin::Records>(*source.store_, intent_of(*config, *secret));
+        source.vault_ = std::make_unique<engine::Vault>(*secret, nullptr);
+        source.records_ = std::make_unique<admin::Records>(
+            *source.store_, intent_of(*config, *secret),
+            admin::Tenants{.tag_of = tenant_of(*config, *secret), .vault = source.vault_.get()});
         return source;
     }
 
@@ -99,6 +103,7 @@ class Source {
     Source() = default;
     std::string base_url_;
     std::unique_ptr<core::Store> store_;
+    std::unique_ptr<engine::Vault> vault_;
     std::unique_ptr<admin::Records> records_;
 };
 
@@ -185,6 +190,47 @@ int record_get(const RecordOptions& options, const Leaves& leaves) {
         std::fwrite(reply->body.data(), 1, reply->body.size(), stdout);
     } else {
         print_record(json::parse(reply->body).as_object());
+    }
+    return exit_ok;
+}
+
+int record_erase(const RecordOptions& options, const Leaves& leaves) {
+    const int names = (options.client.empty() ? 0 : 1) + (options.intent.empty() ? 0 : 1) + (options.credential_env.empty() ? 0 : 1);
+    if (names != 1) return complain(exit_usage, "say whose data: one of --tenant, --tenant-of and --credential-env");
+    if (!options.yes && !options.dry_run) {
+        return complain(exit_usage, "it cannot be undone: give --yes to do it, or --dry-run to see whom it means");
+    }
+    json::object wanted;
+    if (!options.client.empty()) wanted["client"] = options.client;
+    if (!options.intent.empty()) wanted["record"] = options.intent;
+    if (!options.credential_env.empty()) {
+        const char* credential = std::getenv(options.credential_env.c_str());
+        if (credential == nullptr || *credential == '\0') {
+            return complain(exit_usage, "the environment variable " + options.credential_env + " is not set");
+        }
+        wanted["credential"] = credential;
+    }
+    std::string problem;
+    int code = exit_ok;
+    auto source = Source::open(options, leaves, problem, code);
+    if (!source) return complain(code, problem);
+    const auto reply = source->ask("POST", "/admin/tenants/erase", options.dry_run ? "dry_run=1" : "", json::serialize(wanted));
+    if (!reply) return complain(exit_failed, reply.error().detail);
+    if (reply->status != 200) return refused(options, *reply);
+    if (options.json) {
+        std::fwrite(reply->body.data(), 1, reply->body.size(), stdout);
+        return exit_ok;
+    }
+    const json::value answered = json::parse(reply->body);
+    const std::string tenant = text_of(answered.at("tenant"));
+    if (options.dry_run) {
+        std::printf("would erase tenant %s: all that is kept of its prompts, answers and conversations\n", tenant.c_str());
+        return exit_ok;
+    }
+    std::printf("erased tenant %s: its data key is destroyed, and what was sealed under it cannot be read any more\n", tenant.c_str());
+    std::printf("other gateways notice it within %s ms\n", text_of(answered.at("noticed_elsewhere_within_ms")).c_str());
+    for (const json::value& part : answered.at("not_covered").as_array()) {
+        std::printf("not covered: %s\n", text_of(part).c_str());
     }
     return exit_ok;
 }

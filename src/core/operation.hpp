@@ -18,7 +18,7 @@ namespace semel::core {
 struct Acquire {
     Fingerprint fingerprint;
     Owner owner;
-    Nonce nonce;
+    Nonce nonce;                 ///< Not the empty one: it names nobody, and nobody could complete the grant.
     milliseconds lease{10000};
     StoreTime not_after;         ///< Refused (Late) when the store's clock is past it.
     Policy policy;

@@ -9,6 +9,7 @@
 #include "base/fault_point.hpp"
 #include "base/hash.hpp"
 #include "engine/batcher.hpp"
+#include "engine/tenant_keys.hpp"
 #include "runtime/signal.hpp"
 
 namespace semel::engine {
@@ -55,7 +56,7 @@ class Backoff {
 
 class Engine::Impl {
   public:
-    Impl(Engine& engine, HotRecords& hot, Spool& spool)
+    Impl(Engine& engine, HotRecords& hot, Spool& spool, Vault* vault)
         : engine_(engine),
           loop_(engine.loop_),
           store_(engine.store_),
@@ -63,9 +64,15 @@ class Engine::Impl {
           counters_(engine.counters_),
           hot_(hot),
           spool_(spool),
-          batcher_(loop_, store_, [this](StoreTime at, SteadyTime sent, SteadyTime answered) {
-              watch_clock(at, sent, answered);
-          }) {
+          vault_(vault),
+          batcher_(loop_, store_,
+                   [this](StoreTime at, SteadyTime sent, SteadyTime answered) {
+                       watch_clock(at, sent, answered);
+                   }),
+          keys_(loop_, batcher_, vault, options_.acquire_patience, counters_.store_errors,
+                [this](Task<> task) {
+                    if (!stopping_) in_background(std::move(task));
+                }) {
         const std::string seed = base::random_bytes(sizeof nonce_base_);
         std::memcpy(&nonce_base_, seed.data(), sizeof nonce_base_);
         if (!options_.delivers_left_over) return;
@@ -92,6 +99,32 @@ class Engine::Impl {
                         "an answer of this intent waits in the spool until the store takes it");
             }
         }
+        if (engine_.grace_left().count() > 0) {
+            auto early = co_await in_grace(request);
+            if (!early || early->refused) co_return early;
+        }
+        DataKeyPtr data_key;
+        if (keys_.sealed(request.tenant)) {
+            data_key = keys_.ready(request.tenant);
+            if (!data_key) {
+                auto asked = co_await keys_.ask(request.tenant);
+                if (!asked) {
+                    // What is in memory is given out while the store cannot be asked for more.
+                    if (RecordPtr hot = find_hot(request.key)) {
+                        ++counters_.replays;
+                        co_return Acquired{nullptr, core::Replay{std::move(hot)}, store_.now()};
+                    }
+                    co_return std::move(asked.error());
+                }
+                data_key = std::move(*asked);
+            }
+            data_key->hide(request.key, request.fingerprint);
+            if (request.turn) {
+                auto turn = std::make_shared<core::Append>(*request.turn);
+                data_key->seal(*turn, vault_->stored_id(turn->conversation, turn->request_id));
+                request.turn = std::move(turn);
+            }
+        }
         for (int tries = 0; tries < late_acquires_max; ++tries) {
             const Nonce nonce = fresh_nonce();
             const SteadyTime asked_at = loop_.now();
@@ -104,6 +137,7 @@ class Engine::Impl {
                                     .policy = request.policy,
                                     .starts_call = request.starts_call,
                                     .label = request.label,
+                                    .tenant = request.tenant,
                                     .turn = request.turn};
             core::Item item{request.key, std::move(operation)};
             auto reply =
@@ -121,7 +155,8 @@ class Engine::Impl {
             auto* granted = std::get_if<core::Granted>(&reply->outcome);
             count(reply->outcome);
             if (granted == nullptr) {
-                remember(request.key, reply->outcome);
+                open_answered(request.key, reply->outcome, data_key.get());
+                remember(request.key, reply->outcome, data_key.get());
                 co_return Acquired{nullptr, std::move(reply->outcome), reply->at};
             }
             if (loop_.now() > asked_at + usable_for()) {
@@ -132,6 +167,7 @@ class Engine::Impl {
             auto lease =
                 std::make_unique<LeaseGuard>(engine_, request.key, *granted, nonce, asked_at,
                                              std::move(request.fingerprint), request.policy);
+            lease->data_key_ = std::move(data_key);
             base::fault_point("engine.acquired");
             co_return Acquired{std::move(lease), std::nullopt, reply->at};
         }
@@ -157,6 +193,10 @@ class Engine::Impl {
     }
 
     Task<Result<void>> put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes) {
+        if (lease.data_key_) {
+            bytes = lease.data_key_->seal({.kind = Place::Kind::chunk, .of = lease.key_, .n = n},
+                                          bytes);
+        }
         core::Item item{lease.key_, core::PutChunk{lease.token(), n, std::move(bytes)}};
         auto reply =
             co_await batcher_.call(std::move(item), loop_.now() + options_.record_patience);
@@ -171,12 +211,24 @@ class Engine::Impl {
                               std::optional<core::Append> append) {
         base::fault_point("engine.complete.before");
         const SteadyTime deadline = loop_.now() + options_.record_patience;
-        Delivery delivery(SpoolEntry{.key = lease.key_,
-                                     .complete = {lease.token(), lease.nonce_, std::move(answer),
-                                                  std::move(usage), std::move(append)},
-                                     .fingerprint = lease.fingerprint_,
-                                     .policy = lease.policy_,
-                                     .chunks = {}});
+        const std::shared_ptr<const std::string> plain = answer.body;
+        if (lease.data_key_) {
+            lease.data_key_->seal(lease.key_, answer);
+            if (append) {
+                std::string id = vault_->stored_id(append->conversation, append->request_id);
+                lease.data_key_->seal(*append, std::move(id));
+            }
+        }
+        Delivery delivery(
+            SpoolEntry{.key = lease.key_,
+                       .complete = {lease.token(), lease.nonce_, std::move(answer),
+                                    std::move(usage), std::move(append)},
+                       .fingerprint = lease.fingerprint_,
+                       .policy = lease.policy_,
+                       .tenant = lease.data_key_ ? lease.data_key_->tenant() : core::TenantTag{},
+                       .chunks = {}});
+        delivery.data_key = lease.data_key_;
+        delivery.plain = plain;
         Backoff backoff(foreground_backoff_first, foreground_backoff_max);
         std::optional<Completion> done;
         for (;;) {
@@ -200,6 +252,7 @@ class Engine::Impl {
     Task<RecordPtr> fail(LeaseGuard& lease, core::Fail failure) {
         failure.token = lease.token();
         failure.nonce = lease.nonce_;
+        if (lease.data_key_ && failure.answer) lease.data_key_->seal(lease.key_, *failure.answer);
         const SteadyTime deadline = loop_.now() + options_.record_patience;
         Backoff backoff(foreground_backoff_first, foreground_backoff_max);
         RecordPtr record;
@@ -222,7 +275,7 @@ class Engine::Impl {
             co_await loop_.sleep_until(again);
         }
         settle_guard(lease);
-        co_return record;
+        co_return opened(lease.key_, std::move(record), lease.data_key_.get());
     }
 
     Task<> release(LeaseGuard& lease) {
@@ -236,23 +289,50 @@ class Engine::Impl {
     }
 
     Task<Result<RecordPtr>> get(StoredKey key) {
-        if (RecordPtr hot = hot_.find(key, store_.now())) co_return hot;
+        if (RecordPtr hot = find_hot(key)) co_return hot;
         core::Item item{key, core::Get{}};
-        auto reply = co_await ask(std::move(item));
-        if (!reply) co_return std::move(reply.error());
+        auto reply = co_await ask(std::move(item), {});
+        if (!reply) {
+            if (vault_ != nullptr) vault_->no_mark();
+            if (RecordPtr hot = find_hot(key)) co_return hot;
+            co_return std::move(reply.error());
+        }
         const auto* found = std::get_if<core::Found>(&reply->outcome);
         SEMEL_ASSERT(found != nullptr, "a store answers Get with Found");
         co_return found->record;
     }
 
-    Task<Result<Decided>> ask(core::Item item) {
+    Task<Result<Decided>> ask(core::Item item, core::TenantTag tenant) {
         const StoredKey key = item.key;
+        std::uint32_t chunk = 0;
+        if (const auto* wanted = std::get_if<core::GetChunk>(&item.operation)) chunk = wanted->n;
+        if (auto* wanted = std::get_if<core::GetConversation>(&item.operation);
+            wanted != nullptr && vault_ != nullptr && !wanted->request_id.empty()) {
+            wanted->request_id = vault_->stored_id(key, wanted->request_id);
+        }
         auto reply = co_await batcher_.call(std::move(item));
         if (!reply) {
             ++counters_.store_errors;
-        } else {
-            remember(key, reply->outcome);
+            co_return reply;
         }
+        if (const auto* found = std::get_if<core::Found>(&reply->outcome)) {
+            tenant = found->record && is_sealed(*found->record) ? found->record->tenant
+                                                                : core::TenantTag{};
+        } else if (!std::holds_alternative<core::ChunkFound>(reply->outcome) &&
+                   !std::holds_alternative<core::TurnsFound>(reply->outcome)) {
+            tenant = {};
+        }
+        DataKeyPtr data_key;
+        if (keys_.sealed(tenant)) {
+            data_key = keys_.ready(tenant);
+            if (!data_key) {
+                auto asked = co_await keys_.ask(tenant);
+                if (!asked) co_return std::move(asked.error());
+                data_key = std::move(*asked);
+            }
+        }
+        open_found(key, chunk, reply->outcome, data_key.get());
+        remember(key, reply->outcome, data_key.get());
         co_return reply;
     }
 
@@ -269,7 +349,41 @@ class Engine::Impl {
         }
     }
 
-    RecordPtr find_hot(const StoredKey& key) const { return hot_.find(key, store_.now()); }
+    RecordPtr find_hot(const StoredKey& key) {
+        RecordPtr record = hot_.find(key, store_.now());
+        if (!record || !keys_.sealed(record->tenant)) return record;
+        keys_.look_in_time();
+        return vault_->may_replay(loop_.now()) ? record : nullptr;
+    }
+
+    /// The store was out a moment ago, and a lease that looks dead may be one whose owner could not
+    /// renew: it is not taken over yet. `refused` is not set where an acquire may decide.
+    Task<Result<Acquired>> in_grace(const AcquireRequest& request) {
+        core::Item item{request.key, core::Get{}};
+        auto reply =
+            co_await batcher_.call(std::move(item), loop_.now() + options_.acquire_patience);
+        if (!reply) {
+            ++counters_.store_errors;
+            co_return unavailable("the store did not say whether this intent runs; " +
+                                  reply.error().detail);
+        }
+        const auto* found = std::get_if<core::Found>(&reply->outcome);
+        SEMEL_ASSERT(found != nullptr, "a store answers Get with Found");
+        const RecordPtr& record = found->record;
+        if (!record || record->status != core::Status::processing ||
+            !record->fingerprint.matches(request.fingerprint))
+            co_return Acquired{};
+        const auto left =
+            std::max<std::chrono::nanoseconds>(record->lease_end - reply->at, engine_.grace_left());
+        if (left.count() <= 0) co_return Acquired{};
+        core::StoreOutcome outcome =
+            core::InFlight{.owner = record->owner,
+                           .token = record->token,
+                           .remaining = std::chrono::ceil<milliseconds>(left),
+                           .created = record->created};
+        count(outcome);
+        co_return Acquired{nullptr, std::move(outcome), reply->at};
+    }
 
     // ---------------------------------------------------------------- leases
 
@@ -304,6 +418,9 @@ class Engine::Impl {
         SpoolEntry entry;
         std::optional<core::FencingToken> spooled_as;  ///< Token under which the spool holds it.
         std::optional<UnansweredClaim> unanswered;
+        DataKeyPtr data_key;  ///< Of this process's own answer; null for one that an earlier
+                              ///< process spooled.
+        std::shared_ptr<const std::string> plain;  ///< The body as it was before it was sealed.
     };
     /// The nonce under which a lost claim is made anew. A function of the lost one: whoever
     /// delivers the answer, now or in a later process, asks with the same, so that what a lost
@@ -432,17 +549,20 @@ class Engine::Impl {
             co_return std::nullopt;
         }
         std::optional<Completion> done;
-        if (const auto* applied = std::get_if<core::Applied>(&reply->outcome)) {
-            remember(entry.key, reply->outcome);
+        if (auto* applied = std::get_if<core::Applied>(&reply->outcome)) {
+            applied->record = as_it_was(delivery, std::move(applied->record));
+            remember(entry.key, reply->outcome, delivery.data_key.get());
             done = Completion{Completion::Kind::recorded, applied->record};
         } else {
-            const auto* fenced = std::get_if<Fenced>(&reply->outcome);
+            auto* fenced = std::get_if<Fenced>(&reply->outcome);
             SEMEL_ASSERT(fenced != nullptr, "a store answers Complete with Applied or Fenced");
             const bool lost = fenced->record == nullptr ||
                               fenced->record->nonce == claim_nonce(entry.complete.nonce);
             if (lost) co_return co_await claim_anew(delivery, deadline);
             ++counters_.fenced;
-            remember(entry.key, reply->outcome);
+            if (began_after(entry.complete.token, *fenced->record)) ++counters_.claim_lost;
+            fenced->record = opened(entry.key, std::move(fenced->record), delivery.data_key.get());
+            remember(entry.key, reply->outcome, delivery.data_key.get());
             done = Completion{Completion::Kind::overtaken, fenced->record};
         }
         settle_claim(delivery);
@@ -460,7 +580,8 @@ class Engine::Impl {
                               .lease = options_.lease,
                               .not_after = store_.now() + options_.acquire_patience,
                               .policy = entry.policy,
-                              .starts_call = true};
+                              .starts_call = true,
+                              .tenant = entry.tenant};
         const StoreTime not_after = acquire.not_after;
         core::Item item{entry.key, std::move(acquire)};
         auto reply = co_await batcher_.call(std::move(item), deadline);
@@ -474,12 +595,15 @@ class Engine::Impl {
         if (const auto* granted = std::get_if<core::Granted>(&reply->outcome)) {
             ++counters_.claim_lost;
             entry.complete.token = granted->token;
+            co_await seal_anew(delivery);
             entry.complete.nonce = nonce;
             // Chunks lie under the old token and are gone with it: known to be completed is what
             // can still be said.
             if (entry.complete.answer.body_kind == core::BodyKind::chunks && entry.chunks.empty()) {
                 entry.complete.answer.body_kind = core::BodyKind::not_kept;
                 entry.complete.answer.chunk_count = 0;
+                entry.complete.answer.body_digest = {};
+                entry.complete.answer.sealed_under = 0;  // too much to keep, not erased
             }
             if (delivery.spooled_as) {
                 if (auto kept = spool_.put(entry); !kept) ++counters_.store_errors;
@@ -488,16 +612,39 @@ class Engine::Impl {
             }
             co_return co_await try_record(delivery, deadline);
         }
-        remember(entry.key, reply->outcome);
+        open_answered(entry.key, reply->outcome, delivery.data_key.get());
+        remember(entry.key, reply->outcome, delivery.data_key.get());
         settle_claim(delivery);
         core::Item look{entry.key, core::Get{}};
         auto present = co_await batcher_.call(std::move(look), deadline);
         RecordPtr record;
         if (present) {
-            if (const auto* found = std::get_if<core::Found>(&present->outcome))
-                record = found->record;
+            if (auto* found = std::get_if<core::Found>(&present->outcome))
+                record = opened(entry.key, std::move(found->record), delivery.data_key.get());
         }
         co_return Completion{Completion::Kind::overtaken, std::move(record)};
+    }
+
+    /// What lost the claim may have lost its tenant's key as well: it is put back, or, if there is
+    /// another by now, the answer is sealed under that one.
+    Task<> seal_anew(Delivery& delivery) {
+        SpoolEntry& entry = delivery.entry;
+        const DataKeyPtr old = delivery.data_key;
+        if (!old || !keys_.sealed(entry.tenant)) co_return;
+        co_await keys_.read_again(entry.tenant);
+        auto asked = co_await keys_.ask(entry.tenant);
+        if (!asked || (*asked)->id() == old->id()) co_return;
+        delivery.data_key = std::move(*asked);
+        core::Answer& answer = entry.complete.answer;
+        if (answer.body_kind == core::BodyKind::inline_body && delivery.plain) {
+            answer.body = delivery.plain;
+            answer.body_digest = {};
+            delivery.data_key->seal(entry.key, answer);
+        }
+        if (auto& append = entry.complete.append) {
+            std::string id = append->request_id;
+            if (old->open(*append)) delivery.data_key->seal(*append, std::move(id));
+        }
     }
 
     /// The work is decided: a copy of the acquire that is still unanswered must not leave a lease
@@ -549,10 +696,19 @@ class Engine::Impl {
         renewing_.erase(found);
         if (lease.keeper_.step(loop_.now(), event) != core::LeaseAction::overtaken) co_return;
         ++counters_.leases_lost;
+        const auto* refused = std::get_if<core::LeaseRefused>(&event);
+        if (refused && refused->record && began_after(lease.token(), *refused->record))
+            ++counters_.claim_lost;
         if (lease.on_overtaken) lease.on_overtaken();
     }
 
     // ---- small things
+
+    /// A record that began after a grant does not follow it: the store forgot the claim, and
+    /// somebody else was granted the key as a new one. (A token is at least the time of its grant.)
+    static bool began_after(core::FencingToken token, const core::Record& record) {
+        return record.created.us > static_cast<std::int64_t>(token.value);
+    }
 
     [[nodiscard]] milliseconds usable_for() const {
         return std::min(options_.lease - options_.lease / margin_part, options_.acquire_patience);
@@ -593,14 +749,29 @@ class Engine::Impl {
         if (std::holds_alternative<core::Exhausted>(outcome)) ++counters_.exhausted;
     }
 
-    /// Keeps a completed record that an outcome carries for the next replay.
-    void remember(const StoredKey& key, const core::StoreOutcome& outcome) {
+    /// The record of an answer that was just recorded, without deciphering what is at hand.
+    static RecordPtr as_it_was(const Delivery& delivery, RecordPtr record) {
+        // Repeated by a later process after an erasure, it may hold another's.
+        const bool ours = record->answer && record->answer->sealed_under ==
+                                                delivery.entry.complete.answer.sealed_under;
+        return opened(delivery.entry.key, std::move(record), delivery.data_key.get(),
+                      ours ? delivery.plain : nullptr);
+    }
+
+    /// Keeps a completed record that an outcome carries, opened, for the next replay.
+    void remember(const StoredKey& key, const core::StoreOutcome& outcome,
+                  const DataKey* data_key) {
         RecordPtr record;
         if (const auto* applied = std::get_if<core::Applied>(&outcome)) record = applied->record;
         if (const auto* fenced = std::get_if<Fenced>(&outcome)) record = fenced->record;
         if (const auto* replay = std::get_if<core::Replay>(&outcome)) record = replay->record;
         if (const auto* found = std::get_if<core::Found>(&outcome)) record = found->record;
-        if (record && record->status == core::Status::completed) hot_.put(key, std::move(record));
+        if (!record || record->status != core::Status::completed || !record->answer) return;
+        if (record->answer->sealed_under != 0) return;
+        hot_.put(key, std::move(record));
+        // An erasure that was noticed meanwhile has forgotten the key first and the records then.
+        if (data_key != nullptr && !vault_->is_current(data_key->tenant(), data_key->id()))
+            hot_.erase(key);
     }
 
     /// The store's clock minus ours lies between `at - answered` and `at - sent`. If two batches'
@@ -629,7 +800,9 @@ class Engine::Impl {
     EngineCounters& counters_;
     HotRecords& hot_;
     Spool& spool_;
+    Vault* vault_;
     Batcher batcher_;
+    TenantKeys keys_;
     std::vector<LeaseGuard*> leases_;
     std::unordered_map<std::uint64_t, LeaseGuard*> renewing_;
     std::map<StoredKey, UnansweredClaim>
@@ -668,11 +841,11 @@ LeaseGuard::~LeaseGuard() {
 // -------------------------------------------------------------------- Engine
 
 Engine::Engine(Loop& loop, core::Store& store, EngineOptions options, HotRecords& hot, Spool& spool,
-               EngineCounters& counters)
+               EngineCounters& counters, Vault* vault)
     : loop_(loop), store_(store), options_(std::move(options)), counters_(counters) {
     SEMEL_ASSERT(options_.acquire_patience < options_.lease,
                  "a grant must reach its owner before its lease can be over");
-    impl_ = std::make_unique<Impl>(*this, hot, spool);
+    impl_ = std::make_unique<Impl>(*this, hot, spool, vault);
 }
 Engine::~Engine() = default;
 
@@ -693,7 +866,14 @@ Task<core::RecordPtr> Engine::fail(LeaseGuard& lease, core::Fail failure) {
 Task<> Engine::release(LeaseGuard& lease) { return impl_->release(lease); }
 Task<Result<core::RecordPtr>> Engine::get(StoredKey key) { return impl_->get(key); }
 core::RecordPtr Engine::find_hot(const StoredKey& key) const { return impl_->find_hot(key); }
-Task<Result<core::Decided>> Engine::ask(core::Item item) { return impl_->ask(std::move(item)); }
+Task<Result<core::Decided>> Engine::ask(core::Item item, core::TenantTag tenant) {
+    return impl_->ask(std::move(item), tenant);
+}
+std::chrono::nanoseconds Engine::grace_left() const {
+    const SteadyTime until = store_.answering_since() + options_.lease / 3;
+    const SteadyTime now = loop_.now();
+    return now < until ? until - now : std::chrono::nanoseconds{0};
+}
 StoreTime Engine::store_now() const { return store_.now(); }
 std::size_t Engine::leases() const { return impl_->leases(); }
 Task<> Engine::stop() { return impl_->stop(); }

@@ -1,5 +1,6 @@
 // Engine: the store's operations as coroutines on one loop, with what makes them safe to use: coalesced batches, leases
-// renewed in the background, lost replies settled, answers spooled while the store is down.
+// renewed in the background, lost replies settled, answers spooled while the store is down; and where tenants have data keys,
+// what goes into the store is sealed here and what comes out of it is opened.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "core/store.hpp"
 #include "engine/hot_records.hpp"
 #include "engine/spool.hpp"
+#include "engine/vault.hpp"
 #include "runtime/loop.hpp"
 
 namespace semel::engine {
@@ -73,6 +75,7 @@ class LeaseGuard {
     core::Nonce nonce_;
     core::Fingerprint fingerprint_;
     core::Policy policy_;
+    DataKeyPtr data_key_;  ///< Everything of this attempt is sealed under it. Null: nothing is.
     core::LeaseKeeper keeper_;
     std::uint64_t id_ = 0;      ///< Names this guard to a renewal that is on its way; 0: settled, or the engine is gone.
     std::size_t position_ = 0;  ///< In the engine's list of leases.
@@ -92,8 +95,10 @@ struct Completion {
 /// One per loop, all on the same Store. Functions are for the loop's thread.
 class Engine {
   public:
-    /// `hot` and `spool` are shared by the process's engines and thread-safe; they and `store` must outlive the engine.
-    Engine(Loop& loop, core::Store& store, EngineOptions options, HotRecords& hot, Spool& spool, EngineCounters& counters);
+    /// `hot`, `spool` and `vault` are shared by the process's engines and thread-safe; they and `store` must outlive the engine.
+    /// Without a vault nothing is sealed, and what is sealed cannot be read.
+    Engine(Loop& loop, core::Store& store, EngineOptions options, HotRecords& hot, Spool& spool, EngineCounters& counters,
+           Vault* vault = nullptr);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
@@ -104,11 +109,13 @@ class Engine {
         core::Policy policy;
         bool starts_call = false;
         std::string label;
-        std::shared_ptr<const core::Append> turn;  ///< core::Acquire's.
+        std::shared_ptr<const core::Append> turn;  ///< core::Acquire's, as the client said it.
+        core::TenantTag tenant = {};               ///< Under whose data key it is sealed; zero: it is not.
     };
     /// A grant, or the normal answer that is none. Before it asks the store it delivers this process's own spool entry of the
-    /// key. Error: nothing was granted that anybody may act on; where the reply was lost the engine repeats a release in the
-    /// background until no live lease can be left. Never returns Granted after not_after or past the lease's own limit.
+    /// key, and makes sure that the tenant's data key is the present one. Error: nothing was granted that anybody may act on; where the reply was lost the engine repeats a release in the
+    /// background until no live lease can be left. Never returns Granted after not_after or past the lease's own limit. Within
+    /// the takeover grace a dead lease of somebody else is answered as InFlight.
     struct Acquired {
         std::unique_ptr<LeaseGuard> lease;          ///< Set exactly if granted.
         std::optional<core::StoreOutcome> refused;  ///< Else: InFlight, NotDue, Replay, Mismatch, UnknownOutcome, Exhausted.
@@ -128,13 +135,19 @@ class Engine {
     /// Gives an unused grant back, uncharged.
     Task<> release(LeaseGuard& lease);
 
-    /// The record as it is; hot ones are answered without the store. Null: absent or expired.
+    /// The record as it is; hot ones are answered without the store. Null: absent or expired. An answer whose data key is gone
+    /// is one that was not kept, here and in everything else that the engine gives out.
     Task<Result<core::RecordPtr>> get(StoredKey key);
-    /// A completed, unexpired record from memory; null if there is none. Costs no store access. Any thread.
+    /// A completed, unexpired record from memory; null if there is none, or if it must first be asked whether its tenant was
+    /// erased (acquire and get do). Costs no store access.
     [[nodiscard]] core::RecordPtr find_hot(const StoredKey& key) const;
-    /// Any other operation, coalesced with the rest of this loop turn's.
-    Task<Result<core::Decided>> ask(core::Item item);
+    /// Any other operation, coalesced with the rest of this loop turn's. What Get, GetChunk and GetTurns find is opened, for the
+    /// latter two under the key of `tenant`: a chunk that cannot be opened is missing, a turn is `erased`.
+    Task<Result<core::Decided>> ask(core::Item item, core::TenantTag tenant = {});
 
+    /// What is left of the takeover grace (a third of the lease, from when a store that was out answers again): until then a
+    /// living owner may not have been able to renew. 0: none.
+    [[nodiscard]] std::chrono::nanoseconds grace_left() const;
     /// The store's clock as far as this process knows it.
     [[nodiscard]] StoreTime store_now() const;
     [[nodiscard]] Loop& loop() { return loop_; }

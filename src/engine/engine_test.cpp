@@ -531,6 +531,73 @@ TEST_F(EngineTest, the_sweeper_settles_dead_leases_but_leaves_time_after_an_outa
     wait(sweeper.stop());
 }
 
+TEST_F(EngineTest, after_an_outage_a_takeover_waits_for_the_owners_renewal) {
+    auto lease = granted(*a, "x");
+    a->store.down = b->store.down = true;
+    run_for(12s);  // nobody could renew: the lease is dead
+    a->store.down = false;
+    a->store.answering = b->store.answering = clock.steady();
+    b->store.down = false;
+    auto early = wait(b->engine.acquire(request("x")));
+    ASSERT_TRUE(early && early->refused) << "taken over before the owner could renew";
+    const auto& in_flight = std::get<core::InFlight>(*early->refused);
+    EXPECT_EQ(in_flight.owner.id, "a");
+    EXPECT_EQ(in_flight.token, lease->token());
+    EXPECT_GT(in_flight.remaining, 2900ms);
+    EXPECT_LE(in_flight.remaining, 3000ms) << "a third of the lease";
+    run_for(2s);  // the living owner renews
+    early = wait(b->engine.acquire(request("x")));
+    ASSERT_TRUE(early && early->refused);
+    EXPECT_GT(std::get<core::InFlight>(*early->refused).remaining, 5s);
+    run_for(3s);
+    EXPECT_FALSE(lease->overtaken());
+    EXPECT_EQ(wait(a->engine.complete(*lease, answer_of("once"), {}, std::nullopt)).kind,
+              Completion::Kind::recorded);
+    EXPECT_EQ(b->counters.takeovers, 0u);
+}
+
+TEST_F(EngineTest, the_grace_after_an_outage_ends_and_hides_nothing_else) {
+    auto lease = granted(*a, "x");
+    a->store.down = true;  // for good: this owner is dead
+    run_for(12s);
+    auto done = granted(*b, "done");
+    ASSERT_EQ(wait(b->engine.complete(*done, answer_of("y"), {}, std::nullopt)).kind,
+              Completion::Kind::recorded);
+    b->store.answering = clock.steady();
+    EXPECT_GT(b->engine.grace_left(), 2s);
+    EXPECT_TRUE(granted(*b, "fresh")) << "what nobody runs is granted at once";
+    auto replay = wait(b->engine.acquire(request("done")));
+    EXPECT_TRUE(replay && replay->refused &&
+                std::holds_alternative<core::Replay>(*replay->refused));
+    auto other = request("x");
+    other.fingerprint.raw = base::sha256("another body");
+    const auto mismatch = wait(b->engine.acquire(other));
+    EXPECT_TRUE(mismatch && mismatch->refused &&
+                std::holds_alternative<core::Mismatch>(*mismatch->refused));
+    run_for(3s);
+    EXPECT_EQ(b->engine.grace_left(), 0s);
+    auto taken = wait(b->engine.acquire(request("x")));
+    ASSERT_TRUE(taken && taken->lease);
+    EXPECT_EQ(taken->lease->granted().kind, core::Granted::Kind::takeover);
+}
+
+TEST_F(EngineTest, the_sweeper_leaves_time_after_an_outage_that_only_the_store_noticed) {
+    Sweeper sweeper(b->engine, {.every = 3s, .takeover_grace = 3s},
+                    [](const std::function<void()>& work) { work(); });
+    auto lease = granted(*a, "x");
+    a->store.down = true;
+    run_for(7s);
+    sweeper.start();
+    run_for(1s);
+    b->store.answering = clock.steady() + 1500ms;  // by the first pass the lease is dead
+    run_for(3s);
+    EXPECT_EQ(record("x")->status, Status::processing);
+    run_for(3s);
+    EXPECT_NE(record("x")->status, Status::processing);
+    EXPECT_EQ(b->counters.swept, 1u);
+    wait(sweeper.stop());
+}
+
 TEST_F(EngineTest, the_sweeper_runs_a_blocking_store_on_its_own_thread) {
     auto dies = granted(*a, "x");
     dies.reset();

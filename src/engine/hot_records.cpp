@@ -87,6 +87,15 @@ void HotRecords::erase(const core::StoredKey& key) {
         stripe.drop(found->second);
 }
 
+void HotRecords::clear() {
+    for (std::size_t i = 0; i < stripe_count; ++i) {
+        const std::lock_guard lock(stripes_[i].mutex);
+        stripes_[i].order.clear();
+        stripes_[i].by_key.clear();
+        stripes_[i].bytes = 0;
+    }
+}
+
 std::size_t HotRecords::bytes() const {
     std::size_t sum = 0;
     for (std::size_t i = 0; i < stripe_count; ++i) {

@@ -22,6 +22,7 @@ class HotRecords {
     /// Null if absent or expired at `now`.
     [[nodiscard]] core::RecordPtr find(const core::StoredKey& key, core::StoreTime now);
     void erase(const core::StoredKey& key);
+    void clear();
     [[nodiscard]] std::size_t bytes() const;
 
   private:

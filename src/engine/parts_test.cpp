@@ -251,6 +251,27 @@ struct SpoolFiles : testing::Test {
     fs::path folder;
 };
 
+TEST_F(SpoolFiles, processes_with_one_folder_keep_apart_and_the_next_takes_over_what_they_left) {
+    auto first = Spool::open(folder.string());
+    auto second = Spool::open(folder.string());
+    ASSERT_TRUE(first && second);
+    ASSERT_TRUE((*first)->put(entry_of("a", 5, "of the first")));
+    ASSERT_TRUE((*second)->put(entry_of("b", 6, "of the second")));
+    {
+        auto third = Spool::open(folder.string());
+        ASSERT_TRUE(third);
+        EXPECT_EQ((*third)->size(), 0u) << "what running processes keep is theirs to deliver";
+    }
+    second->reset();
+    first->reset();
+    auto next = Spool::open(folder.string());
+    ASSERT_TRUE(next);
+    EXPECT_EQ((*next)->size(), 2u);
+    EXPECT_TRUE((*next)->holds(entry_of("a", 5, "").key, {5}));
+    EXPECT_TRUE((*next)->holds(entry_of("b", 6, "").key, {6}));
+    EXPECT_FALSE(fs::exists(folder / "2"));
+}
+
 TEST_F(SpoolFiles, an_answer_comes_back_whole_in_the_next_process) {
     {
         auto spool = Spool::open(folder.string());

@@ -4,6 +4,7 @@
 #include "engine/spool.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -80,6 +81,7 @@ std::string encode(const SpoolEntry& entry) {
     record.status = core::Status::completed;
     record.fingerprint = entry.fingerprint;
     record.policy = entry.policy;
+    record.tenant = entry.tenant;
     record.token = entry.complete.token;
     record.nonce = entry.complete.nonce;
     record.answer = entry.complete.answer;
@@ -142,6 +144,7 @@ Result<SpoolEntry> decode(std::string_view file) {
     if (!record->answer) return broken("it holds no answer");
     entry.fingerprint = std::move(record->fingerprint);
     entry.policy = record->policy;
+    entry.tenant = record->tenant;
     entry.complete = {record->token, record->nonce, std::move(*record->answer),
                       std::move(record->usage), std::nullopt};
     if (const std::uint64_t kind = in.u64(); kind != 0) {
@@ -251,18 +254,43 @@ class MemorySpool : public Spool {
     std::atomic<std::size_t> count_{0};      ///< Asked on the way of every acquire.
 };
 
+/// A folder that this process has to itself, until it ends or lets go of it.
+class FolderLock {
+  public:
+    FolderLock() = default;
+    ~FolderLock() {
+        if (fd_ >= 0) ::close(fd_);
+    }
+    FolderLock(const FolderLock&) = delete;
+    FolderLock& operator=(const FolderLock&) = delete;
+    /// False: another process has it.
+    Result<bool> take(const fs::path& folder) {
+        const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0) return file_error("open", folder);
+        if (::flock(fd, LOCK_EX | LOCK_NB) == 0) {
+            fd_ = fd;
+            return true;
+        }
+        Result<bool> result = false;
+        if (errno != EWOULDBLOCK) result = file_error("lock", folder);
+        ::close(fd);
+        return result;
+    }
+
+  private:
+    int fd_ = -1;
+};
+
+/// Processes that share a folder: the first has the folder itself, the others numbered ones in it.
+constexpr int sharing_processes_max = 64;
+
 class FileSpool final : public MemorySpool {
   public:
-    explicit FileSpool(fs::path folder) : folder_(std::move(folder)) {}
+    explicit FileSpool(fs::path folder) : root_(std::move(folder)) {}
 
     Result<void> load() {
+        if (auto taken = take_folder(); !taken) return taken;
         std::error_code ec;
-        fs::create_directories(folder_, ec);
-        if (ec) {
-            errno = ec.value();
-            return file_error("make", folder_);
-        }
-        fs::permissions(folder_, fs::perms::owner_all, ec);
         // What cannot be written now could not be written when it matters.
         const fs::path probe = folder_ / ("probe" + std::string(temporary_suffix));
         if (auto written = write_synced(probe, "probe"); !written) return written;
@@ -300,6 +328,48 @@ class FileSpool final : public MemorySpool {
     }
 
   private:
+    /// Makes and locks the first folder that no other process has. Who has the whole takes over
+    /// what processes that are gone left in theirs.
+    Result<void> take_folder() {
+        for (int number = 1; number <= sharing_processes_max; ++number) {
+            folder_ = number == 1 ? root_ : root_ / std::to_string(number);
+            std::error_code ec;
+            fs::create_directories(folder_, ec);
+            if (ec) {
+                errno = ec.value();
+                return file_error("make", folder_);
+            }
+            fs::permissions(folder_, fs::perms::owner_all, ec);
+            const auto taken = lock_.take(folder_);
+            if (!taken) return taken.error();
+            if (!*taken) continue;
+            return number == 1 ? adopt() : Result<void>{};
+        }
+        return Error{.code = ErrorCode::io,
+                     .detail = "spool: " + std::to_string(sharing_processes_max) +
+                               " processes share " + root_.string() +
+                               " already; give this one a folder of its own (spool.path)"};
+    }
+
+    Result<void> adopt() {
+        for (int number = 2; number <= sharing_processes_max; ++number) {
+            const fs::path left = root_ / std::to_string(number);
+            std::error_code ec;
+            if (!fs::is_directory(left, ec)) continue;
+            FolderLock lock;
+            const auto taken = lock.take(left);
+            if (!taken) return taken.error();
+            if (!*taken) continue;
+            for (const auto& file : fs::directory_iterator(left, ec)) {
+                const fs::path to = root_ / file.path().filename();
+                if (::rename(file.path().c_str(), to.c_str()) != 0)
+                    return file_error("move", file.path());
+            }
+            fs::remove(left, ec);
+        }
+        return {};
+    }
+
     [[nodiscard]] fs::path path_of(const StoredKey& key, FencingToken token) const {
         std::string token_bytes;
         for (int shift = 56; shift >= 0; shift -= 8)
@@ -330,7 +400,9 @@ class FileSpool final : public MemorySpool {
                                 : "; it was moved to " + aside.string()));
     }
 
+    const fs::path root_;
     fs::path folder_;
+    FolderLock lock_;
 };
 
 }  // namespace

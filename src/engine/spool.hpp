@@ -12,11 +12,13 @@
 
 namespace semel::engine {
 
+/// As it goes into the store: bodies and contents are sealed already.
 struct SpoolEntry {
     core::StoredKey key;
     core::Complete complete;
     core::Fingerprint fingerprint;  ///< To acquire anew where the store lost the claim.
     core::Policy policy;
+    core::TenantTag tenant;
     /// Bodies of an answer whose chunks could not be written; empty for an inline one.
     std::vector<std::string> chunks;
 };
@@ -24,7 +26,8 @@ struct SpoolEntry {
 /// Thread-safe. With an empty path entries live in memory only and die with the process (`doctor` says so).
 class Spool {
   public:
-    /// Reads what an earlier process left. A file that cannot be read is moved aside and named in problems(). Error io: the
+    /// Reads what an earlier process left. Processes may be given the same folder: the first that runs has it, and takes over what
+    /// ended ones left, the others have numbered folders in it. A file that cannot be read is moved aside and named in problems(). Error io: the
     /// folder cannot be made, read or written.
     static base::Result<std::unique_ptr<Spool>> open(std::string path);
     virtual ~Spool() = default;

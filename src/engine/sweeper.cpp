@@ -2,6 +2,7 @@
 
 #include <boost/asio/thread_pool.hpp>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/signal.hpp"
@@ -85,7 +86,9 @@ class Sweeper::Impl {
                 store_was_out();
                 co_return;
             }
-            if (loop_.now() < settle_from_) co_return;
+            // Owners that live renew as soon as the store is back: they come first.
+            const SteadyTime back = engine_.store().answering_since();
+            if (loop_.now() < std::max(settle_from_, back + options_.takeover_grace)) co_return;
             for (const auto& [key, record] : page->records) {
                 core::Item item{key, core::Settle{record->token}};
                 const auto settled = co_await engine_.ask(std::move(item));
@@ -101,7 +104,7 @@ class Sweeper::Impl {
         } while (!cursor.empty() && !stopping_);
     }
 
-    /// Owners that live will renew as soon as the store is back: they come first.
+    /// As if the store answered again with the next pass: not every store says when it does.
     void store_was_out() { settle_from_ = loop_.now() + options_.every + options_.takeover_grace; }
 
     Task<> purge() {

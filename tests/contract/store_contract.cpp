@@ -840,6 +840,12 @@ TEST_P(StoreContract, nobody_owns_what_a_person_decided_about_also_not_under_the
     expect_powerless(rerun->token, Nonce{});
     as<Fenced>(ask(k, Release{{}, Nonce{}}));
     EXPECT_EQ(status(), Status::failed);
+
+    k = key("granted to nobody");
+    Acquire unnamed = claim(1);
+    unnamed.nonce = {};
+    const Granted lost = as<Granted>(ask(k, unnamed));
+    expect_powerless(lost.token, Nonce{});
 }
 
 TEST_P(StoreContract, only_unknown_and_dead_can_be_resolved_or_reopened) {

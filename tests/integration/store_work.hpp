@@ -1,4 +1,5 @@
-// Intents by number, for tests that ask a store many things and look later whether all of it is there.
+// Intents by number, for tests that ask a store many things and look later whether all of it is
+// there.
 #pragma once
 
 #include <cstring>
@@ -12,13 +13,23 @@
 
 namespace semel::integration {
 
-inline core::StoredKey key_of(std::uint64_t n) { return base::sha256("intent " + std::to_string(n)); }
+inline core::StoredKey key_of(std::uint64_t n) {
+    return base::sha256("intent " + std::to_string(n));
+}
+
+/// Never the empty one, which names nobody.
+inline core::Nonce nonce_of(std::uint64_t n) {
+    core::Nonce nonce;
+    std::memcpy(nonce.bytes.data(), &n, sizeof n);
+    nonce.bytes[14] = 1;
+    return nonce;
+}
 
 inline core::Acquire acquire_of(std::uint64_t n, core::Policy policy = {}) {
     core::Acquire op;
     op.fingerprint.raw = key_of(n);
     op.owner.id = "owner";
-    std::memcpy(op.nonce.bytes.data(), &n, sizeof n);
+    op.nonce = nonce_of(n);
     op.not_after.us = std::int64_t{1} << 52;
     op.policy = policy;
     op.starts_call = true;
@@ -38,7 +49,7 @@ inline std::string body_of(std::uint64_t n, std::size_t bytes) {
 inline core::Complete complete_of(std::uint64_t n, core::FencingToken token, std::size_t bytes) {
     core::Complete op;
     op.token = token;
-    std::memcpy(op.nonce.bytes.data(), &n, sizeof n);
+    op.nonce = nonce_of(n);
     op.answer.http_status = 200;
     op.answer.body = std::make_shared<const std::string>(body_of(n, bytes));
     op.answer.body_bytes = bytes;
@@ -49,11 +60,13 @@ inline core::Complete complete_of(std::uint64_t n, core::FencingToken token, std
 inline core::BatchResults ask(core::Store& store, std::vector<core::Item> items) {
     std::promise<core::BatchResults> promise;
     auto future = promise.get_future();
-    store.submit(std::move(items), [&](core::BatchResults results) { promise.set_value(std::move(results)); });
+    store.submit(std::move(items),
+                 [&](core::BatchResults results) { promise.set_value(std::move(results)); });
     return future.get();
 }
 
-inline base::Result<core::Decided> ask(core::Store& store, const core::StoredKey& key, core::StoreOperation operation) {
+inline base::Result<core::Decided> ask(core::Store& store, const core::StoredKey& key,
+                                       core::StoreOperation operation) {
     std::vector<core::Item> items;
     items.push_back({key, std::move(operation)});
     return std::move(ask(store, std::move(items)).front());

@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         SEMEL_ASSERT(piece->sealed.size() + engine::SealedPiece::head_bytes == size, "and has nothing else");
     }
     SEMEL_ASSERT(!key.open(place, bytes), "nobody guesses a tag");
-    SEMEL_ASSERT(!vault.take_key(tenant, std::string(bytes), 0), "nobody guesses a wrapped key");
+    SEMEL_ASSERT(!vault.take_key(tenant, std::string(bytes), 0, {}), "nobody guesses a wrapped key");
 
     const std::string sealed = key.seal(place, bytes);
     SEMEL_ASSERT(key.open(place, sealed) == bytes, "what was sealed opens as it was");
