@@ -317,8 +317,23 @@ Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string 
     }
 }
 
-Task<std::unique_ptr<engine::LeaseGuard>> ChatApi::take_turn(FlightPtr flight,
-                                                             const Question& question) {
+/// In another process: here it would have a flight.
+bool ChatApi::runs_elsewhere(const core::RecordPtr& record, const Question& question) const {
+    return record && record->status == core::Status::processing &&
+           record->lease_end > engine_.store_now() &&
+           record->fingerprint.matches(question.fingerprint);
+}
+
+/// Whoever only asks again for what is decided, or runs already, waits for nobody's turn.
+bool ChatApi::needs_no_turn(const core::RecordPtr& record, const Question& question) const {
+    if (!record) return false;
+    return record->status == core::Status::completed || record->status == core::Status::unknown ||
+           record->status == core::Status::dead || record->final ||
+           !record->fingerprint.matches(question.fingerprint) || runs_elsewhere(record, question);
+}
+
+Task<std::optional<std::unique_ptr<engine::LeaseGuard>>> ChatApi::take_turn(
+    FlightPtr flight, const Question& question) {
     Loop& loop = engine_.loop();
     core::Policy policy;
     policy.retention_failed = state_.config.engine.retention_failed;
@@ -345,6 +360,12 @@ Task<std::unique_ptr<engine::LeaseGuard>> ChatApi::take_turn(FlightPtr flight,
                                .state = "PROCESSING"});
             co_return nullptr;
         }
+        const auto* taken = std::get_if<core::InFlight>(&*acquired->refused);
+        if (taken != nullptr && taken->owner.id != engine_.options().owner.id) {
+            // Another process has the turn: perhaps for this very request, asked there as well.
+            const auto known = co_await engine_.get(question.key);
+            if (known && needs_no_turn(*known, question)) co_return std::nullopt;
+        }
         co_await state_.turns_changed.wait(loop, seen,
                                            std::min(question.wait_until, loop.now() + turn_poll));
     }
@@ -370,6 +391,7 @@ Task<> ChatApi::own_turn(FlightPtr flight, std::shared_ptr<Question> question) {
             core::Append{.conversation = question->conversation,
                          .request_id = question->id,
                          .user_content = question->content});
+        call.tenant = tenant_tag(state_.hmac, question->tenant);
         if (state_.draining.load(std::memory_order_relaxed)) {
             call.refused = Problem{.status = 503,
                                    .slug = "draining",
@@ -388,21 +410,26 @@ Task<> ChatApi::own_turn(FlightPtr flight, std::shared_ptr<Question> question) {
         }
         return call;
     };
-    // Whoever only asks again for what is decided waits for nobody's turn.
     auto known = co_await engine_.get(question->key);
-    const bool decided =
-        known && *known &&
-        ((*known)->status == core::Status::completed || (*known)->status == core::Status::unknown ||
-         (*known)->status == core::Status::dead || (*known)->final);
-    if (decided || (known && *known && !(*known)->fingerprint.matches(question->fingerprint))) {
-        Call call = call_of();
-        call.look_only =
-            true;  // it has no history, and between the look and the acquire somebody may decide
-        co_await owner_.run(flight, call);
-        co_return;
+    std::unique_ptr<engine::LeaseGuard> turn;
+    while (!turn) {
+        if (known && needs_no_turn(*known, *question)) {
+            Call call = call_of();
+            call.runs_elsewhere = runs_elsewhere(*known, *question);
+            // Else it is decided; between this look and an acquire that may change, and this call
+            // has no history.
+            call.look_only = !call.runs_elsewhere;
+            co_await owner_.run(flight, call);
+            co_return;
+        }
+        auto taken = co_await take_turn(flight, *question);
+        if (!taken) {
+            known = co_await engine_.get(question->key);
+            continue;
+        }
+        if (!*taken) co_return;
+        turn = std::move(*taken);
     }
-    auto turn = co_await take_turn(flight, *question);
-    if (!turn) co_return;
     auto history =
         co_await engine_.ask({question->conversation, core::GetConversation{question->id}});
     bool holds_id = false;
@@ -418,10 +445,12 @@ Task<> ChatApi::own_turn(FlightPtr flight, std::shared_ptr<Question> question) {
     std::vector<core::Turn> recent;
     if (history && turns > 0 && !holds_id) {
         auto read = co_await engine_.ask(
-            {question->conversation, core::GetTurns{.limit = history_turns_max, .newest = true}});
+            {question->conversation, core::GetTurns{.limit = history_turns_max, .newest = true}},
+            tenant_tag(state_.hmac, question->tenant));
         if (read) {
             if (auto* found = std::get_if<core::TurnsFound>(&read->outcome))
                 recent = std::move(found->turns);
+            std::erase_if(recent, engine::erased);
         } else {
             history = read.error();
         }
@@ -544,9 +573,11 @@ Task<> ChatApi::status(http::Exchange& exchange, const Caller& caller, std::stri
                 while (!body.empty() && body.back() == '\n') body.pop_back();
             }
             if (body.empty()) {
-                out +=
-                    R"(,"status":"COMPLETED","message":"The answer is too large for this call; ask for it with its id.","attempt":)" +
-                    std::to_string(record->attempt) + "}";
+                const bool erased = record->answer && record->answer->sealed_under != 0;
+                out += R"(,"status":"COMPLETED","message":")";
+                out += erased ? "The answer was erased with its tenant's data."
+                              : "The answer is too large for this call; ask for it with its id.";
+                out += R"(","attempt":)" + std::to_string(record->attempt) + "}";
                 co_await respond_json(exchange, 200, std::move(out));
                 co_return;
             }
@@ -628,7 +659,8 @@ Task<> ChatApi::messages(http::Exchange& exchange, const Caller& caller, std::st
     const std::uint64_t after_turn = after.value_or(0) / 2;
     auto head = co_await engine_.ask({key, core::GetConversation{}});
     auto read =
-        co_await engine_.ask({key, core::GetTurns{.after = after_turn, .limit = (wanted + 1) / 2}});
+        co_await engine_.ask({key, core::GetTurns{.after = after_turn, .limit = (wanted + 1) / 2}},
+                             tenant_tag(state_.hmac, caller.tenant));
     if (!read || !head) {
         co_await respond_problem(exchange, store_problem(!read ? read.error() : head.error()),
                                  Shape::problem_json);
@@ -647,10 +679,19 @@ Task<> ChatApi::messages(http::Exchange& exchange, const Caller& caller, std::st
             if (of_user && after.value_or(0) >= turn.number * 2 - 1) continue;
             if (!first) out += ',';
             first = false;
-            out += R"({"requestId":)";
-            base::append_json_string(out, turn.request_id);
-            out += of_user ? R"(,"role":"user","content":)" : R"(,"role":"assistant","content":)";
-            base::append_json_string(out, of_user ? turn.user_content : turn.answer_content);
+            const std::string_view role = of_user ? R"("role":"user")" : R"("role":"assistant")";
+            if (engine::erased(turn)) {
+                out += R"({"requestId":null,)";
+                out += role;
+                out += R"(,"content":null,"erased":true)";
+            } else {
+                out += R"({"requestId":)";
+                base::append_json_string(out, turn.request_id);
+                out += ',';
+                out += role;
+                out += R"(,"content":)";
+                base::append_json_string(out, of_user ? turn.user_content : turn.answer_content);
+            }
             out += R"(,"at":")" + rfc3339(turn.at) + '"';
             if (turn.late) out += R"(,"late":true)";
             out += '}';

@@ -37,7 +37,12 @@ class ChatApi {
     /// The owner of a turn: takes the session's turn first, reads the history, gives the turn back
     /// at the end.
     Task<> own_turn(FlightPtr flight, std::shared_ptr<Question> question);
-    Task<std::unique_ptr<engine::LeaseGuard>> take_turn(FlightPtr flight, const Question& question);
+    /// Null: the flight has ended. Nullopt: meanwhile there is a record that needs no turn.
+    Task<std::optional<std::unique_ptr<engine::LeaseGuard>>> take_turn(FlightPtr flight,
+                                                                       const Question& question);
+    [[nodiscard]] bool needs_no_turn(const core::RecordPtr& record, const Question& question) const;
+    [[nodiscard]] bool runs_elsewhere(const core::RecordPtr& record,
+                                      const Question& question) const;
 
     Process::State& state_;
     engine::Engine& engine_;

@@ -11,7 +11,7 @@ namespace {
 
 // Version of what is covered and how. A change makes every earlier record a mismatch, so it is part
 // of the digest.
-constexpr std::string_view fingerprint_version = "semel-fingerprint-1";
+constexpr std::string_view fingerprint_version = "semel-fingerprint-2";
 
 /// Copied behind the envelope and digested in one go; longer ones are digested where they lie.
 constexpr std::size_t short_body_max_bytes = 4096;
@@ -130,14 +130,21 @@ std::uint64_t Fingerprints::value_mark(std::string_view name, std::string_view i
     return first_8(secret_(text));
 }
 
+base::Digest Fingerprints::keyed(std::string_view kind, const base::Digest& digest) const {
+    std::string text(fingerprint_version);
+    text += kind;
+    text += digest.view();
+    return secret_(text);
+}
+
 base::Digest Fingerprints::raw_of(const http::RequestHead& head, std::string_view body) const {
     std::string text = envelope(head);
     if (body.size() <= short_body_max_bytes) {
         text += body;
-        return base::sha256(text);
+        return secret_(text);
     }
     base::Sha256 raw;
-    return raw.update(text).update(body).finish();
+    return keyed("long", raw.update(text).update(body).finish());
 }
 
 void Fingerprints::complete(core::Fingerprint& print, const http::RequestHead& head,
@@ -147,7 +154,7 @@ void Fingerprints::complete(core::Fingerprint& print, const http::RequestHead& h
     std::string text = "canonical";
     text += envelope(head);
     text += canonical->digest.view();
-    print.canonical = base::sha256(text);
+    print.canonical = secret_(text);
     print.fields.reserve(std::min(canonical->members.size(), core::fingerprint_fields_max));
     for (const auto& [name, identity] : canonical->members) {
         if (print.fields.size() == core::fingerprint_fields_max) break;
@@ -167,7 +174,7 @@ core::Fingerprint Fingerprints::of_parts(
         raw.update(std::to_string(value.size())).update(":").update(value);
         print.fields.push_back({name_mark(name), value_mark(name, value)});
     }
-    print.raw = raw.finish();
+    print.raw = keyed("parts", raw.finish());
     std::sort(print.fields.begin(), print.fields.end(),
               [](const core::FieldMark& a, const core::FieldMark& b) { return a.name < b.name; });
     return print;

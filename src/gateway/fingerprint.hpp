@@ -12,7 +12,8 @@
 
 namespace semel::gateway {
 
-/// Thread-safe after construction.
+/// All digests and marks are keyed: without the deployment's secret nobody can try out what a request was. Thread-safe after
+/// construction.
 class Fingerprints {
   public:
     explicit Fingerprints(const base::Hmac& secret);
@@ -41,6 +42,7 @@ class Fingerprints {
                                                  std::string_view body_asked_now) const;
 
   private:
+    [[nodiscard]] base::Digest keyed(std::string_view kind, const base::Digest& digest) const;
     [[nodiscard]] std::uint64_t name_mark(std::string_view name) const;
     [[nodiscard]] std::uint64_t value_mark(std::string_view name, std::string_view identity) const;
 

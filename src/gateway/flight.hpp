@@ -25,7 +25,8 @@ class Flight {
   public:
     enum class Phase : std::uint8_t {
         asking,     ///< The owner waits for its admission.
-        elsewhere,  ///< Another process owns it; our owner asks again until it may take over.
+        elsewhere,  ///< Another process owns it; our owner follows it there, or asks again until
+                    ///< it may take over.
         running,    ///< Granted: the journal fills.
         refused,    ///< The admission was no grant: `refusal()`.
         broken,     ///< The store could not be asked: `problem()`.
@@ -50,10 +51,20 @@ class Flight {
     }
 
     // ---- the owner
-    void elsewhere() { set(Phase::elsewhere); }
-    void granted(std::uint32_t attempt, bool takeover) {
+    void elsewhere() {
+        from_elsewhere_ = true;
+        set(Phase::elsewhere);
+    }
+    /// Before the journal gets the head of another process's attempt.
+    void follows(std::uint32_t attempt, bool takeover) {
         attempt_ = attempt;
         takeover_ = takeover;
+    }
+    void granted(const core::Granted& grant) {
+        attempt_ = grant.attempt;
+        takeover_ = grant.kind == core::Granted::Kind::takeover;
+        token_ = grant.token;
+        from_elsewhere_ = false;
         // The leader's own follower has nothing to do with it. Sequentially consistent with attach(): whoever comes later
         // sees the phase, whoever came before is counted.
         phase_.store(Phase::running);
@@ -75,6 +86,10 @@ class Flight {
     [[nodiscard]] const Problem& problem() const { return problem_; }
     [[nodiscard]] std::uint32_t attempt() const { return attempt_; }
     [[nodiscard]] bool takeover() const { return takeover_; }
+    /// Of the attempt that runs, or ran, in this process.
+    [[nodiscard]] core::FencingToken token() const { return token_; }
+    /// Another process has the attempt: whoever asks here joins, also who asked first. Any phase.
+    [[nodiscard]] bool from_elsewhere() const { return from_elsewhere_; }
 
     /// False: followers_max are there already.
     bool attach();
@@ -102,6 +117,8 @@ class Flight {
     Problem problem_;
     std::uint32_t attempt_ = 0;
     bool takeover_ = false;
+    core::FencingToken token_;
+    std::atomic<bool> from_elsewhere_{false};
     std::atomic<std::uint32_t> followers_{0};
     std::atomic<SteadyTime::rep> left_at_{0};
 };

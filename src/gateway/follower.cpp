@@ -229,17 +229,19 @@ Task<Follower::Followed> Follower::follow(Asked& asked, FlightPtr flight, bool l
             co_return Followed::answered;
         }
         const Journal::View view = flight->journal().view();
+        // Whose call runs in another process joins it, like everybody else here.
+        const bool first = leads && !flight->from_elsewhere();
         switch (phase) {
             case Flight::Phase::asking:
                 break;
             case Flight::Phase::elsewhere:
             case Flight::Phase::running:
-                if (!leads && asked.route->on_running != config::OnRunning::join) {
+                if (!first && asked.route->on_running != config::OnRunning::join) {
                     co_await still_running(asked, flight);
                     co_return Followed::answered;
                 }
                 if (view.has_head && view.streaming)
-                    co_return co_await send_stream(asked, flight, leads);
+                    co_return co_await send_stream(asked, flight, first);
                 break;
             case Flight::Phase::refused:
                 co_return co_await refusal(asked, flight, same);
@@ -251,13 +253,13 @@ Task<Follower::Followed> Follower::follow(Asked& asked, FlightPtr flight, bool l
                 co_return Followed::again;
             case Flight::Phase::done:
                 if (view.streaming || view.end != Journal::End::whole)
-                    co_return co_await send_stream(asked, flight, leads);
-                co_await send_whole(asked, flight, leads);
+                    co_return co_await send_stream(asked, flight, first);
+                co_await send_whole(asked, flight, first);
                 co_return Followed::answered;
         }
         // The request that caused the call waits for as long as its client does; a joiner is told
         // to come again in time.
-        const SteadyTime until = leads ? SteadyTime::max() : asked.wait_until;
+        const SteadyTime until = first ? SteadyTime::max() : asked.wait_until;
         if (loop.now() >= until) {
             co_await still_running(asked, flight);
             co_return Followed::answered;
@@ -407,8 +409,13 @@ Task<> Follower::replay(Asked& asked, core::RecordPtr record) {
         co_await answer_problem(asked,
                                 {.status = 409,
                                  .slug = "answer-not-kept",
-                                 .detail = "The request was processed and paid for; its answer was "
-                                           "too large to keep, so it cannot be given again.",
+                                 .detail = record->answer && record->answer->sealed_under != 0
+                                               ? "The request was processed and paid for; its "
+                                                 "answer was erased with its tenant's data, so it "
+                                                 "cannot be given again."
+                                               : "The request was processed and paid for; its "
+                                                 "answer was too large to keep, so it cannot be "
+                                                 "given again.",
                                  .should_retry = false,
                                  .state = "COMPLETED",
                                  .safe_new_key = false},
@@ -438,50 +445,57 @@ Task<> Follower::replay(Asked& asked, core::RecordPtr record) {
 
 Task<> Follower::replay_chunks(Asked& asked, core::RecordPtr record, http::ResponseHead head) {
     const core::Answer& answer = *record->answer;
-    base::Sha256 digest;
-    std::string chunk;
+    std::string chat_body;  // It is changed in one place, which may lie in any chunk.
+    // The first reading only looks: while no head has left, there is still a status that says what
+    // is missing. Nothing is kept of it, so that a replay's memory is one chunk.
+    base::Sha256 looked_at;
     for (std::uint32_t n = 0; n < answer.chunk_count; ++n) {
-        auto read = co_await engine_.ask({asked.key, core::GetChunk{record->token, n}});
-        auto* found = read ? std::get_if<core::ChunkFound>(&read->outcome) : nullptr;
-        if (found == nullptr) {
-            // Never a short body: before its head there is still a status that says so, afterwards
-            // the visible cut.
-            if (n != 0) {
-                asked.exchange.cut();
-            } else if (!read) {
-                co_await answer_problem(asked, store_problem(read.error()), Outcome::unavailable);
-            } else {
-                co_await answer_problem(asked,
-                                        {.status = 410,
-                                         .slug = "expired",
-                                         .detail = "The recorded answer is gone.",
-                                         .should_retry = false,
-                                         .state = "COMPLETED"},
-                                        Outcome::not_kept);
-            }
+        auto read =
+            co_await engine_.ask({asked.key, core::GetChunk{record->token, n}}, record->tenant);
+        if (!read) {
+            co_await answer_problem(asked, store_problem(read.error()), Outcome::unavailable);
             co_return;
         }
-        if (n == 0) {
-            count(asked, Outcome::replayed);
-            if (!asked.chat) asked.exchange.begin(head, answer.body_bytes);
+        const auto* found = std::get_if<core::ChunkFound>(&read->outcome);
+        if (found != nullptr) {
+            looked_at.update(found->bytes);
+            if (asked.chat) chat_body += found->bytes;
         }
-        digest.update(found->bytes);
-        if (asked.chat) {  // changed in one place, which may lie in any chunk
-            chunk += found->bytes;
-            continue;
-        }
-        chunk = std::move(found->bytes);
-        if (n + 1 < answer.chunk_count) {
-            if (!co_await asked.exchange.write(chunk)) co_return;
+        const bool last = n + 1 == answer.chunk_count;
+        if (found == nullptr || (last && looked_at.finish() != answer.body_digest)) {
+            co_await answer_problem(asked,
+                                    {.status = 410,
+                                     .slug = "expired",
+                                     .detail = "The recorded answer is gone.",
+                                     .should_retry = false,
+                                     .state = "COMPLETED"},
+                                    Outcome::not_kept);
+            co_return;
         }
     }
-    const bool sound = digest.finish() == answer.body_digest;
-    if (asked.chat && sound) {
-        co_await asked.exchange.respond(head, mark_from_cache(chunk));
-    } else if (asked.chat || !sound) {
-        asked.exchange.cut();
-    } else {
-        co_await asked.exchange.finish(chunk);
+    count(asked, Outcome::replayed);
+    if (asked.chat) {
+        co_await asked.exchange.respond(head, mark_from_cache(chat_body));
+        co_return;
+    }
+    asked.exchange.begin(head, answer.body_bytes);
+    base::Sha256 sent;
+    for (std::uint32_t n = 0; n < answer.chunk_count; ++n) {
+        auto read =
+            co_await engine_.ask({asked.key, core::GetChunk{record->token, n}}, record->tenant);
+        const auto* found = read ? std::get_if<core::ChunkFound>(&read->outcome) : nullptr;
+        if (found != nullptr) sent.update(found->bytes);
+        const bool last = n + 1 == answer.chunk_count;
+        // It went between the two readings: never a short body that looks whole.
+        if (found == nullptr || (last && sent.finish() != answer.body_digest)) {
+            asked.exchange.cut();
+            co_return;
+        }
+        if (last) {
+            co_await asked.exchange.finish(found->bytes);
+        } else if (!co_await asked.exchange.write(found->bytes)) {
+            co_return;
+        }
     }
 }
 

@@ -11,8 +11,10 @@
 namespace semel::gateway {
 
 Process::Process(const config::Config& config, const std::string& secret, engine::HotRecords& hot,
-                 telemetry::Metrics& metrics, std::string spill_path)
-    : state_(std::make_unique<State>(config, secret, hot, metrics, std::move(spill_path))) {}
+                 telemetry::Metrics& metrics, std::string spill_path,
+                 const std::string& peer_secret)
+    : state_(std::make_unique<State>(config, secret, hot, metrics, std::move(spill_path),
+                                     peer_secret)) {}
 Process::~Process() = default;
 
 void Process::drain() { state_->draining = true; }

@@ -22,9 +22,12 @@ class Process {
   public:
     /// `secret` keys every hash that is stored or shown (config's, else the one kept in the store).
     /// `config`, `hot` and `metrics` must outlive it. `spill_path`: folder for the files of
-    /// journals that outgrow memory (unlinked at once).
+    /// journals that outgrow memory (unlinked at once). `peer_secret`: of all gateways of one shared
+    /// store, by which they prove themselves when they follow each other's calls; empty: they do
+    /// not.
     Process(const config::Config& config, const std::string& secret, engine::HotRecords& hot,
-            telemetry::Metrics& metrics, std::string spill_path);
+            telemetry::Metrics& metrics, std::string spill_path,
+            const std::string& peer_secret = {});
     ~Process();
     Process(const Process&) = delete;
     Process& operator=(const Process&) = delete;

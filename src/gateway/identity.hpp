@@ -9,6 +9,7 @@
 #include "base/hash.hpp"
 #include "config/config.hpp"
 #include "core/key.hpp"
+#include "core/record.hpp"
 #include "http/message.hpp"
 
 namespace semel::gateway {
@@ -20,6 +21,9 @@ std::string tenant_of_client(std::string_view name);
 std::string tenant_of_credential(const base::Hmac& secret, std::string_view credential);
 /// The tenant shared by all callers without a credential.
 inline constexpr std::string_view anonymous_tenant = "anonymous";
+
+/// Names the tenant's data key; the tenant's own name is stored nowhere.
+core::TenantTag tenant_tag(const base::Hmac& secret, std::string_view tenant);
 
 /// What stores index by: the keyed hash of the injective encoding. `key`'s parts must each be <=
 /// 255 bytes (asserted).

@@ -50,10 +50,30 @@ bool Journal::spill(std::string_view bytes) {
 
 bool Journal::append(std::string_view bytes) {
     const std::lock_guard lock(mutex_);
-    return append_locked(bytes);
+    SEMEL_ASSERT(held_ == 0, "what is held are the last bytes");
+    if (!store_locked(bytes)) return false;
+    view_.bytes += bytes.size();
+    return true;
 }
 
-bool Journal::append_locked(std::string_view bytes) {
+bool Journal::append_held(std::string_view bytes) {
+    const std::lock_guard lock(mutex_);
+    if (!store_locked(bytes)) return false;
+    held_ += bytes.size();
+    return true;
+}
+
+void Journal::drop_held() {
+    const std::lock_guard lock(mutex_);
+    held_ = 0;
+}
+
+std::uint64_t Journal::stored() const {
+    const std::lock_guard lock(mutex_);
+    return view_.bytes + held_;
+}
+
+bool Journal::store_locked(std::string_view bytes) {
     if (view_.end != End::open) return false;
     if (spill_fd_ < 0 && memory_.size() + bytes.size() <= journal_memory_max_bytes) {
         memory_ += bytes;
@@ -61,7 +81,6 @@ bool Journal::append_locked(std::string_view bytes) {
         view_.end = End::cut;
         return false;
     }
-    view_.bytes += bytes.size();
     return true;
 }
 
@@ -69,7 +88,9 @@ void Journal::finish(End end, std::string_view last, bool record_pending, core::
     const std::lock_guard lock(mutex_);
     if (view_.end != End::open) return;
     view_.last_at = view_.bytes;
-    if (!last.empty() && !append_locked(last)) return;
+    if (!last.empty() && !store_locked(last)) return;
+    view_.bytes += held_ + last.size();
+    held_ = 0;
     view_.end = end;
     view_.record_pending = record_pending;
     view_.expires = expires;

@@ -43,7 +43,8 @@ class Journal {
         bool streaming = false;  ///< Bytes may leave before the end.
         End end = End::open;
         std::uint64_t bytes = 0;    ///< Appended so far.
-        std::uint64_t last_at = 0;  ///< Where finish()'s `last` begins; meaningful once it ended.
+        /// Where finish()'s `last`, held pieces included, begins; meaningful once it ended.
+        std::uint64_t last_at = 0;
         bool record_pending = false;
         core::StoreTime expires;  ///< Of the record; 0 while not known.
     };
@@ -58,7 +59,14 @@ class Journal {
     void set_streaming();
     /// False: the spill file could not be written (disk full): the journal is closed as cut.
     bool append(std::string_view bytes);
-    /// Appends `last` and ends, in one step.
+    /// Keeps bytes that nobody sees before finish(): pieces of its `last`, where that comes in
+    /// pieces. Nothing may be appended after them. False: as append().
+    bool append_held(std::string_view bytes);
+    /// Forgets what is held. Only finish(cut) without `last` may follow.
+    void drop_held();
+    /// All that was appended, also what is held.
+    [[nodiscard]] std::uint64_t stored() const;
+    /// Shows what is held, appends `last` and ends, in one step.
     void finish(End end, std::string_view last, bool record_pending = false,
                 core::StoreTime expires = {});
 
@@ -72,7 +80,7 @@ class Journal {
     [[nodiscard]] std::shared_ptr<const std::string> body() const;
 
   private:
-    bool append_locked(std::string_view bytes);
+    bool store_locked(std::string_view bytes);
     bool spill(std::string_view bytes);
 
     const std::string spill_path_;
@@ -83,6 +91,7 @@ class Journal {
     std::shared_ptr<const std::string> body_;
     int spill_fd_ = -1;
     std::uint64_t spilled_ = 0;
+    std::uint64_t held_ = 0;  ///< Bytes behind view_.bytes.
 };
 
 }  // namespace semel::gateway

@@ -48,6 +48,28 @@ TEST(Journal, a_spill_file_that_cannot_be_made_cuts_the_answer) {
     EXPECT_EQ(journal.view().end, Journal::End::cut);
 }
 
+TEST(Journal, what_is_held_is_seen_with_the_end_only_and_counts_as_its_last_bytes) {
+    Journal journal("/tmp");
+    journal.set_head({.status = 200}, true);
+    journal.append("ab");
+    ASSERT_TRUE(journal.append_held("cd"));
+    ASSERT_TRUE(journal.append_held(std::string(journal_memory_max_bytes, 'e')));  // spills
+    EXPECT_EQ(journal.view().bytes, 2u);
+    EXPECT_EQ(journal.stored(), 4 + journal_memory_max_bytes);
+    EXPECT_EQ(all_of(journal, 7), "ab");
+    journal.finish(Journal::End::whole, "f");
+    EXPECT_EQ(journal.view().last_at, 2u);
+    EXPECT_EQ(all_of(journal, 65'536),
+              "abcd" + std::string(journal_memory_max_bytes, 'e') + "f");
+
+    Journal overtaken("/tmp");
+    overtaken.append("ab");
+    overtaken.append_held("cd");
+    overtaken.drop_held();
+    overtaken.finish(Journal::End::cut, {});
+    EXPECT_EQ(all_of(overtaken, 7), "ab");
+}
+
 TEST(Journal, nothing_comes_after_its_end) {
     Journal journal("/tmp");
     journal.set_head({.status = 200}, true);

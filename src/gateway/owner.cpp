@@ -21,9 +21,6 @@ constexpr std::size_t held_event_max_bytes = http::SseScanner::kEventMaxBytes;
 constexpr auto end_after_terminal = 250ms;
 /// How often an owner looks whether anybody still follows.
 constexpr auto followers_look = 250ms;
-/// How often an intent that another process owns is asked for again, at most and at least.
-constexpr auto ask_again_min = 20ms;
-constexpr auto ask_again_max = 500ms;
 /// Between two tries to write a chunk of a big answer while the store is down.
 constexpr auto chunk_retry = 500ms;
 /// After that the answer is given up as not kept.
@@ -147,7 +144,7 @@ Problem store_problem(const base::Error& error) {
         .status = 503, .slug = "store-unavailable", .retry_after_s = 1, .should_retry = true};
     if (error.code == base::ErrorCode::store_full) {
         problem.detail =
-            "The store's disk is full, so nothing new can be protected; the upstream was not "
+            "The store is full, so nothing new can be protected; the upstream was not "
             "called. Try again.";
         problem.retry_after_s = 5;
     } else if (error.code == base::ErrorCode::stopping) {
@@ -245,44 +242,8 @@ struct Owner::Attempt {
     }
 };
 
-Task<std::unique_ptr<engine::LeaseGuard>> Owner::admit(FlightPtr flight, Call& call) {
-    const core::Policy policy = policy_of(*call.route, state_.config.engine);
-    for (;;) {
-        engine::Engine::AcquireRequest request{
-            .key = call.key,
-            .fingerprint = call.fingerprint,
-            .policy = policy,
-            .starts_call = policy.on_unknown == core::OnUnknown::rerun,
-            .label = call.label,
-            .turn = call.turn};
-        auto acquired = co_await engine_.acquire(std::move(request));
-        if (!acquired) {
-            state_.flights.leave(call.key, flight);
-            flight->break_off(store_problem(acquired.error()));
-            co_return nullptr;
-        }
-        if (acquired->lease) co_return std::move(acquired->lease);
-        const auto* in_flight = std::get_if<core::InFlight>(&*acquired->refused);
-        if (in_flight == nullptr || call.route->on_running != config::OnRunning::join) {
-            state_.flights.leave(call.key, flight);
-            flight->refuse(std::move(*acquired->refused));
-            co_return nullptr;
-        }
-        // Another process works on it. One acquire per process asks again, for all who wait here;
-        // the first to ask after the lease is dead takes over.
-        flight->elsewhere();
-        const auto wait = std::clamp<std::chrono::nanoseconds>(in_flight->remaining / 4,
-                                                               ask_again_min, ask_again_max);
-        co_await engine_.loop().sleep_for(wait);
-        if (flight->followers() == 0) {
-            state_.flights.leave(call.key, flight);
-            flight->move_on();
-            co_return nullptr;
-        }
-    }
-}
-
 Task<> Owner::run(FlightPtr flight, Call& call) {
+    if (call.runs_elsewhere) co_return co_await follow_elsewhere(std::move(flight), call);
     if (call.refused) {
         // What cannot be called takes no id: only if there is a record already, it is asked what it
         // says.
@@ -329,7 +290,7 @@ Task<> Owner::run(FlightPtr flight, Call& call) {
             co_return;
         }
     }
-    flight->granted(granted.attempt, granted.kind == core::Granted::Kind::takeover);
+    flight->granted(granted);
     Attempt attempt(*this, flight, call, std::move(lease));
     co_await call_upstream(attempt);
     SEMEL_ASSERT(attempt.told, "every attempt tells its followers how it ended");

@@ -8,6 +8,7 @@
 
 #include "engine/engine.hpp"
 #include "gateway/flight.hpp"
+#include "gateway/peer_follower.hpp"
 #include "gateway/shape.hpp"
 #include "gateway/state.hpp"
 #include "http/client.hpp"
@@ -36,8 +37,12 @@ struct Call {
     /// What is decided is wanted and nothing else: a grant is given back and the follower looks
     /// again.
     bool look_only = false;
+    /// The record said that another process runs it: it is followed there, and no grant is asked
+    /// for. Once it no longer runs, the followers look again.
+    bool runs_elsewhere = false;
     std::string label;                         ///< The operation, readable.
     std::shared_ptr<const core::Append> turn;  ///< Of a conversation, its answer not yet known.
+    core::TenantTag tenant;                    ///< Whose data key it is kept under.
 
     [[nodiscard]] std::string_view sent_body() const {
         return has_own_body ? std::string_view(own_body) : std::string_view(body->text);
@@ -53,7 +58,7 @@ Problem store_problem(const base::Error& error);
 class Owner {
   public:
     Owner(Process::State& state, engine::Engine& engine, http::Client& client)
-        : state_(state), engine_(engine), client_(client) {}
+        : state_(state), engine_(engine), client_(client), peers_(state, engine, client) {}
 
     /// From the admission to the end of the journal; leaves the flight table itself. `flight` was
     /// entered by the caller.
@@ -63,7 +68,12 @@ class Owner {
 
   private:
     struct Attempt;
+    /// Null: the flight has ended otherwise and left the table.
     Task<std::unique_ptr<engine::LeaseGuard>> admit(FlightPtr flight, Call& call);
+    Task<> follow_elsewhere(FlightPtr flight, Call& call);
+    struct Elsewhere;
+    Task<bool> wait_elsewhere(FlightPtr flight, const Call& call, core::InFlight in_flight,
+                              Elsewhere& known);
     Task<> call_upstream(Attempt& attempt);
     Task<> pump_stream(Attempt& attempt, http::Response& response, AnswerHead head);
     Task<> pump_plain(Attempt& attempt, http::Response& response, AnswerHead head);
@@ -77,6 +87,7 @@ class Owner {
     Process::State& state_;
     engine::Engine& engine_;
     http::Client& client_;
+    PeerFollower peers_;
 };
 
 }  // namespace semel::gateway

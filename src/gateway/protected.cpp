@@ -206,6 +206,7 @@ Task<> ProtectedRoute::handle(http::Exchange& exchange, const Caller& caller) {
             call->target = head.target;
             call->body = body;
             call->label = head.path;
+            call->tenant = tenant_tag(state_.hmac, caller.tenant);
             bool strip_usage = false;
             if (upstream != nullptr) {
                 call->headers = upstream_headers(

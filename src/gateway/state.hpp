@@ -76,7 +76,7 @@ using BodyPtr = std::shared_ptr<const Body>;
 class Process::State {
   public:
     State(const config::Config& config_, const std::string& secret, engine::HotRecords& hot_,
-          telemetry::Metrics& metrics_, std::string spill_path_)
+          telemetry::Metrics& metrics_, std::string spill_path_, const std::string& peer_secret_)
         : config(config_),
           hmac(secret),
           identity(config_, hmac),
@@ -86,6 +86,8 @@ class Process::State {
           hot(hot_),
           metrics(metrics_),
           spill_path(std::move(spill_path_)),
+          peer_secret(peer_secret_.empty() ? nullptr
+                                           : std::make_unique<const base::Hmac>(peer_secret_)),
           chat_route(config_.routes.at("/api/chat")),
           completions_route(config_.routes.at("/v1/chat/completions")) {}
 
@@ -100,6 +102,8 @@ class Process::State {
     engine::HotRecords& hot;
     telemetry::Metrics& metrics;
     const std::string spill_path;
+    /// By which gateways of one store prove themselves to each other; null: the store is not shared.
+    const std::unique_ptr<const base::Hmac> peer_secret;
     const config::RouteConfig& chat_route;
     const config::RouteConfig& completions_route;
     runtime::Signal turns_changed;  ///< A turn of some session ended in this process.

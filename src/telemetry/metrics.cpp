@@ -57,6 +57,9 @@ constexpr Description bodies_family{
     MetricType::Gauge};
 constexpr Description joiners_family{
     "semel_joiners", "Requests that wait for or follow another request's call.", MetricType::Gauge};
+constexpr Description peer_connections_family{
+    "semel_peer_connections", "Other gateways that follow a call of this process now.",
+    MetricType::Gauge};
 constexpr Description running_family{"semel_running", "Upstream calls that run.",
                                      MetricType::Gauge};
 
@@ -81,6 +84,14 @@ constexpr OwnCounter own_counters[] = {
      &Metrics::observed_duplicates},
     {{"semel_abandoned_calls_total", "Calls ended early because their client had left."},
      &Metrics::abandoned_calls},
+    {{"semel_peer_follows_total",
+      "Calls of other gateways followed at their peer address, for all who wait here together."},
+     &Metrics::peer_follows},
+    {{"semel_peer_fallbacks_total",
+      "Follows that broke off or could not begin: the record was asked instead."},
+     &Metrics::peer_fallbacks},
+    {{"semel_peer_refused_total", "Requests at the peer address that did not prove themselves."},
+     &Metrics::peer_refused},
 };
 
 /// What other modules count and this one only shows.
@@ -101,7 +112,7 @@ constexpr Description watched[] = {
     {"semel_leases", "Leases held now.", MetricType::Gauge},
     {"semel_fenced_total", "Writes refused because a newer token exists."},
     {"semel_claim_lost_total",
-     "Claims that the store had lost and that were made anew at complete."},
+     "Claims that the store had lost: made anew at complete, or fenced by a later first grant."},
     {"semel_store_errors_total", "Store operations that failed or whose result is not known."},
     {"semel_settled_acquires_total",
      "Acquires without a reply whose possible lease was given back."},
@@ -220,6 +231,8 @@ std::string Metrics::render() const {
     families.push_back(histogram(upstream_family, upstream_seconds));
     families.push_back(histogram(first_byte_family, first_byte_seconds));
     families.push_back(single(joiners_family, static_cast<double>(joiners.value())));
+    families.push_back(
+        single(peer_connections_family, static_cast<double>(peer_connections.value())));
     families.push_back(single(running_family, static_cast<double>(running.value())));
     families.push_back(single(bodies_family, static_cast<double>(bodies_bytes.value())));
     for (const OwnCounter& own : own_counters) {
@@ -250,7 +263,8 @@ std::vector<std::string_view> Metrics::names() {
     for (const OwnCounter& own : own_counters) out.push_back(own.description.name);
     for (const Description& description :
          {build_family, requests_family, unprotected_family, tokens_family, upstream_family,
-          first_byte_family, joiners_family, running_family, bodies_family}) {
+          first_byte_family, joiners_family, peer_connections_family,
+          running_family, bodies_family}) {
         out.push_back(description.name);
     }
     std::sort(out.begin(), out.end());

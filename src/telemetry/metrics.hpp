@@ -125,6 +125,10 @@ class Metrics {
     Counter user_header_ignored;  ///< X-User-Id of clients that may not name users.
     Counter observed_duplicates;  ///< Duplicates seen under mode: observe.
     Counter paid_maybe_twice;  ///< Calls repeated although an earlier one may have been processed.
+    Counter peer_follows;      ///< Calls of other processes that were followed, or tried to.
+    Counter peer_fallbacks;    ///< Of these, those that had to be left to the record.
+    Counter peer_refused;      ///< Requests at the peer address without the proof.
+    Gauge peer_connections;    ///< Followers in other processes that are served now.
     Counter abandoned_calls;   ///< Calls ended at finish_limit or by on_disconnect: cancel.
 
     /// Has `read` called at each scrape for the metric `name` (one of watched_names()), on the

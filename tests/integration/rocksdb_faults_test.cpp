@@ -1,5 +1,6 @@
 // The embedded store and the world's faults: killed processes, cut power, torn and damaged files, full disks, wrong clocks.
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -48,6 +49,18 @@ class Place {
   private:
     fs::path path_;
 };
+
+/// Files below `path` in which the bytes occur.
+std::vector<std::string> files_holding(const fs::path& path, const std::string& bytes) {
+    std::vector<std::string> holding;
+    for (const auto& entry : fs::recursive_directory_iterator(path)) {
+        if (!entry.is_regular_file()) continue;
+        std::ifstream in(entry.path(), std::ios::binary);
+        const std::string content{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+        if (content.find(bytes) != std::string::npos) holding.push_back(entry.path().filename().string());
+    }
+    return holding;
+}
 
 /// An ext4 image, mounted. Throws (and so fails the test) where the machine does not allow it.
 class Disk {
@@ -818,6 +831,45 @@ TEST(RocksDbFaults, renewals_and_replays_write_nothing_and_a_pair_syncs_twice) {
     }
     EXPECT_EQ(counters.writes, writes);
     EXPECT_EQ(counters.disk_lookups, lookups);
+}
+
+
+// ---- what was replaced is gone
+
+TEST(RocksDbFaults, a_replaced_value_is_in_no_file_any_more_and_everything_else_is) {
+    for (const bool sync : {true, false}) {
+        const Place place;
+        const fs::path path = place / "store";
+        const std::string name = "data-key:of a tenant";
+        const std::string old = body_of(900, 64);
+        const std::string fresh = body_of(901, 64);
+        {
+            auto store = open(path, sync);
+            ask(*store, {}, ClaimValue{.name = name, .value_if_absent = old}).value();
+            ask(*store, {}, ClaimValue{.name = "another", .value_if_absent = body_of(902, 64)}).value();
+            work(*store, 0, 50);
+        }
+        auto store = open(path, sync);  // now the old value lies in a table, and in the log below once more
+        ASSERT_FALSE(files_holding(path, old).empty());
+        ask(*store, {}, ReplaceValue{.name = name, .value = old}).value();
+        work(*store, 50, 100);
+        const FencingToken running = acquire(*store, 100);
+        const auto replaced = ask(*store, {}, ReplaceValue{.name = name, .value = fresh});
+        ASSERT_TRUE(replaced) << replaced.error().detail;
+        EXPECT_EQ(std::get<Value>(replaced->outcome).value, fresh);
+        EXPECT_THAT(files_holding(path, old), testing::IsEmpty());
+        EXPECT_FALSE(files_holding(path, fresh).empty());
+        EXPECT_FALSE(files_holding(path, body_of(902, 64)).empty());
+        EXPECT_TRUE(ask(*store, key_of(100), complete_of(100, running, 300)));
+
+        const fs::path killed = place / "killed";
+        copy_running(path, killed);
+        EXPECT_THAT(files_holding(killed, old), testing::IsEmpty());
+        auto later = open(killed, sync);
+        const auto kept = ask(*later, {}, ClaimValue{.name = name, .value_if_absent = "absent"});
+        EXPECT_EQ(std::get<Value>(kept->outcome).value, fresh);
+        EXPECT_EQ(answered_prefix(*later, 101), 101U);
+    }
 }
 
 }  // namespace

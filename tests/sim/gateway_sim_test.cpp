@@ -36,19 +36,22 @@ TEST_P(GatewaySimulation, shows_no_client_what_it_must_not_see_under_every_seed)
         sum.vanished += report.vanished;
         sum.turns += report.turns;
         sum.pending += report.pending;
+        sum.peer_connections += report.peer_connections;
     }
     if (seeds.last - seeds.first + 1 < seeds_per_range_default)
         return;  // too few to meet every trouble
     std::printf(
         "             answers %u (joined %u, replayed %u, taken over %u, pending %u), cut %u, "
         "mismatches %u, held %u, decisions %u, "
-        "crashes %u, pauses %u, vanished %u, turns %u\n",
+        "crashes %u, pauses %u, vanished %u, turns %u, peer connections %u\n",
         sum.answers, sum.joined, sum.replayed, sum.taken_over, sum.pending, sum.cut, sum.mismatches,
-        sum.held, sum.decisions, sum.crashes, sum.pauses, sum.vanished, sum.turns);
+        sum.held, sum.decisions, sum.crashes, sum.pauses, sum.vanished, sum.turns,
+        sum.peer_connections);
     // Not vacuous: every kind of thing happened.
     for (const unsigned count :
          {sum.answers, sum.joined, sum.replayed, sum.taken_over, sum.cut, sum.mismatches, sum.held,
-          sum.decisions, sum.crashes, sum.pauses, sum.vanished, sum.turns, sum.pending}) {
+          sum.decisions, sum.crashes, sum.pauses, sum.vanished, sum.turns, sum.pending,
+          sum.peer_connections}) {
         EXPECT_GT(count, 0u);
     }
 }

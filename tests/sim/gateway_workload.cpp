@@ -8,8 +8,10 @@
 #include "base/json_scan.hpp"
 #include "gateway/gateway.hpp"
 #include "gateway/identity.hpp"
+#include "gateway/peer_server.hpp"
 #include "sim/fake_exchange.hpp"
 #include "sim/fake_upstream.hpp"
+#include "sim/peer_net.hpp"
 
 namespace semel::sim {
 namespace {
@@ -26,6 +28,7 @@ constexpr milliseconds client_limit =
 constexpr milliseconds heal_limit =
     900s;  ///< From the end of the faults to the last client's answer.
 constexpr std::string_view secret = "simulated secret";
+constexpr std::string_view peer_secret = "simulated peer secret";
 constexpr std::string_view credential = "simulated credential";
 
 enum class Kind { plain, stream, chat, chat_stream };
@@ -87,11 +90,15 @@ config::Config config_of(bool hold) {
 
 class GatewayApp final : public App {
   public:
-    GatewayApp(Process& process, FakeUpstream& upstream, bool hold)
+    GatewayApp(Process& process, FakeUpstream& upstream, PeerNet& net, bool hold)
         : config_(config_of(hold)),
-          shared_(config_, std::string(secret), *process.hot, metrics_, "/tmp"),
-          client_(make_fake_client(*process.loop, upstream)),
-          gateway_(shared_, *process.engine, *client_) {}
+          shared_(config_, std::string(secret), *process.hot, metrics_, "/tmp",
+                  std::string(peer_secret)),
+          client_(net.client(process, make_fake_client(*process.loop, upstream))),
+          gateway_(shared_, *process.engine, *client_),
+          peers_(shared_, *process.loop, lease) {
+        net.serve(process, peers_);
+    }
     gateway::Gateway& gateway() { return gateway_; }
     telemetry::Metrics& metrics() { return metrics_; }
 
@@ -101,6 +108,7 @@ class GatewayApp final : public App {
     gateway::Process shared_;
     std::unique_ptr<http::Client> client_;
     gateway::Gateway gateway_;
+    gateway::PeerServer peers_;
 };
 
 class Workload {
@@ -122,7 +130,7 @@ class Workload {
         world.engine.lease = lease;
         world.wrap_store = options.wrap_store;
         world.make_app = [this](Process& process) {
-            return std::make_unique<GatewayApp>(process, upstream_, hold_);
+            return std::make_unique<GatewayApp>(process, upstream_, net_, hold_);
         };
         return world;
     }
@@ -154,6 +162,7 @@ class Workload {
     base::Hmac hmac_;
     FakeUpstream upstream_;
     bool hold_;
+    PeerNet net_{world_};
     World world_;
     bool healed_ = false;
     std::vector<std::unique_ptr<Intent>> intents_;
@@ -287,7 +296,7 @@ void Workload::check_final(Intent& intent, const Received& got, bool pending) {
         body.replace(at, cached.size(), "\"fromCache\":false");
     if (!pending) {
         // Last bytes after the record: by now the truth must hold exactly these bytes.
-        const RecordPtr record = world_.record(intent.key);
+        const RecordPtr record = world_.record_opened(intent.key);
         const bool recorded = record && record->status == Status::completed && record->answer &&
                               record->answer->body && *record->answer->body == body;
         if (!recorded)
@@ -577,11 +586,21 @@ void Workload::plan_faults() {
             });
         });
     }
+    // Peers that cannot reach each other, or lose each other, cost no call: nobody is excused by it.
+    const unsigned disconnections = static_cast<unsigned>(rng.below(6));
+    for (unsigned i = 0; i < disconnections; ++i) {
+        const auto reach = static_cast<PeerNet::Reach>(rng.below(3));
+        world_.after(rng.between(10ms, faults_for), [this, reach] {
+            net_.reach = healed_ ? PeerNet::Reach::yes : reach;
+            net_.break_all();
+        });
+    }
     world_.after(faults_for, [this] { heal(); });
 }
 
 void Workload::heal() {
     healed_ = true;
+    net_.reach = PeerNet::Reach::yes;
     world_.heal();
 }
 
@@ -590,14 +609,16 @@ void Workload::heal() {
 void Workload::check_end() {
     std::map<std::string, std::vector<std::string>> turns;  // by session: request ids in order
     const std::string tenant = gateway::tenant_of_credential(hmac_, credential);
+    const auto data_key = world_.data_key_of(gateway::tenant_tag(hmac_, tenant));
     for (const char* session : {"s0", "s1"}) {
+        const core::StoredKey talk = gateway::conversation_key(hmac_, tenant, "u", session);
         world_.truth().submit(
-            {core::Item{gateway::conversation_key(hmac_, tenant, "u", session),
-                        core::GetTurns{.limit = 1000}}},
-            [&](core::BatchResults results) {
-                if (const auto* found = std::get_if<core::TurnsFound>(&results.front()->outcome)) {
-                    for (const core::Turn& turn : found->turns)
+            {core::Item{talk, core::GetTurns{.limit = 1000}}}, [&](core::BatchResults results) {
+                if (auto* found = std::get_if<core::TurnsFound>(&results.front()->outcome)) {
+                    for (core::Turn& turn : found->turns) {
+                        engine::open_turn(talk, turn, data_key.get());
                         turns[session].push_back(turn.request_id);
+                    }
                 }
             });
     }
@@ -639,6 +660,7 @@ GatewayRunReport Workload::run() {
                 violate(*client->intent, "a client never got its answer after everything healed");
         }
     }
+    report_.peer_connections = net_.connections;
     report_.violation = world_.violation;
     return report_;
 }

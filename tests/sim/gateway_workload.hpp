@@ -23,7 +23,7 @@ struct GatewayRunReport {
     // What happened, so that a test can see that nothing was vacuous.
     unsigned answers = 0, joined = 0, replayed = 0, taken_over = 0, cut = 0, mismatches = 0,
              held = 0, decisions = 0;
-    unsigned crashes = 0, pauses = 0, vanished = 0, paid = 0, turns = 0, pending = 0;
+    unsigned crashes = 0, pauses = 0, vanished = 0, paid = 0, turns = 0, pending = 0, peer_connections = 0;
 };
 
 GatewayRunReport run_gateway_workload(const GatewayRunOptions& options);

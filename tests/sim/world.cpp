@@ -6,6 +6,12 @@
 #include "stores/memory/memory_store.hpp"
 
 namespace semel::sim {
+
+namespace {
+/// Of the deployment: its processes open each other's records.
+constexpr std::string_view secret = "simulated secret";
+}  // namespace
+
 World::World(std::uint64_t seed, WorldOptions options)
     : rng(seed), options_(std::move(options)), store_(stores::make_memory_store(clock)) {
     if (options_.wrap_store) wrapped_ = options_.wrap_store(*store_);
@@ -44,13 +50,18 @@ void World::start(Process& process) {
     process.paused_until = SteadyTime::min();
     ++process.incarnation;
     process.hot = std::make_unique<engine::HotRecords>(1 << 20);
+    process.vault = std::make_unique<engine::Vault>(secret, process.hot.get());
     process.counters = std::make_unique<engine::EngineCounters>();
     process.loop = std::make_unique<runtime::Loop>(clock, runtime::Loop::Mode::simulated);
     engine::EngineOptions options = options_.engine;
     options.owner.id =
         "p" + std::to_string(process.number) + "." + std::to_string(process.incarnation);
+    // A name that only the simulated network knows: who follows nobody has no use for it.
+    options.owner.peer =
+        "p" + std::to_string(process.number) + ":" + std::to_string(process.incarnation);
     process.engine = std::make_unique<engine::Engine>(
-        *process.loop, *process.store, options, *process.hot, *process.spool, *process.counters);
+        *process.loop, *process.store, options, *process.hot, *process.spool, *process.counters,
+        process.vault.get());
     if (options_.sweep) {
         const milliseconds third = options_.engine.lease / 3;
         process.sweeper = std::make_unique<engine::Sweeper>(
@@ -69,6 +80,7 @@ void World::destroy(Process& process) {
     process.engine.reset();
     process.loop.reset();  // destroys the suspended coroutines
     process.app.reset();
+    process.vault.reset();
     process.hot.reset();
     process.counters.reset();
 }
@@ -170,6 +182,24 @@ core::RecordPtr World::record(const core::StoredKey& key) {
         record = std::get<core::Found>(results.at(0)->outcome).record;
     });
     return record;
+}
+
+core::RecordPtr World::record_opened(const core::StoredKey& key) {
+    core::RecordPtr sealed = record(key);
+    if (!sealed || !engine::is_sealed(*sealed)) return sealed;
+    const engine::DataKeyPtr data_key = data_key_of(sealed->tenant);
+    return engine::opened(key, std::move(sealed), data_key.get());
+}
+
+engine::DataKeyPtr World::data_key_of(const core::TenantTag& tenant) {
+    engine::Vault vault(secret, nullptr);
+    const engine::Vault::KeyWanted wanted = vault.key_wanted(tenant);
+    engine::DataKeyPtr data_key;
+    store_->submit({core::Item{{}, wanted.operation}}, [&](core::BatchResults results) {
+        const auto& wrapped = std::get<core::Value>(results.at(0)->outcome).value;
+        data_key = vault.take_key(tenant, wrapped, wanted.generation, now()).value();
+    });
+    return data_key;
 }
 
 void World::trace(const std::string& line) const {

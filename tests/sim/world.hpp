@@ -49,6 +49,7 @@ struct Process {
     std::unique_ptr<FaultyStore>
         store;  ///< Its connection; survives, for what was sent before a crash arrives after it.
     std::unique_ptr<engine::HotRecords> hot;
+    std::unique_ptr<engine::Vault> vault;  ///< What has a tenant is sealed, as in a real process.
     std::unique_ptr<engine::EngineCounters> counters;
     std::unique_ptr<runtime::Loop> loop;
     std::unique_ptr<engine::Engine> engine;
@@ -102,8 +103,11 @@ class World {
         run_until([] { return false; }, now() + d);
     }
 
-    /// The present record by the truth; null if absent.
+    /// The present record by the truth, as it lies there; null if absent.
     core::RecordPtr record(const core::StoredKey& key);
+    /// The same, opened by somebody who has the secret.
+    core::RecordPtr record_opened(const core::StoredKey& key);
+    engine::DataKeyPtr data_key_of(const core::TenantTag& tenant);
 
     /// A line of the trace, printed only while one seed is replayed.
     void trace(const std::string& line) const;
