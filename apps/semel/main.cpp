@@ -5,6 +5,7 @@
 #include "cli/cli.hpp"
 #include "mock/mock.hpp"
 #include "stores/memory/memory_store.hpp"
+#include "stores/redis/redis_store.hpp"
 #include "stores/rocksdb/rocksdb_store.hpp"
 
 namespace {
@@ -32,6 +33,26 @@ semel::base::Result<cli::OpenedStore> open_store(const config::Config& config, b
             opened.notices = std::move(report.notices);
             opened.wall_ahead_us = report.wall_ahead_us;
             opened.clock_kept = report.clock_kept;
+            return opened;
+        }
+        case config::StoreKind::redis: {
+            const config::RedisConfig& redis = config.store.redis;
+            stores::RedisReport report;
+            auto store = stores::open_redis_store({.url = redis.url,
+                                                   .cluster = redis.cluster,
+                                                   .wait_replicas = redis.wait_replicas,
+                                                   .wait_timeout = redis.wait_timeout,
+                                                   .ca_file = redis.ca_file,
+                                                   .sentinel_user = redis.sentinel_user,
+                                                   .sentinel_password = redis.sentinel_password,
+                                                   .accept_eviction = redis.accept_eviction,
+                                                   .prefix = redis.prefix,
+                                                   .time = {}},
+                                                  &report);
+            if (!store) return store.error();
+            opened.store = std::move(*store);
+            opened.notices = std::move(report.notices);
+            opened.wrong = std::move(report.wrong);
             return opened;
         }
     }

@@ -73,12 +73,13 @@ void look_at_ports(const config::Config& config, bool running, Findings& finding
     }
 }
 
-void look_at_store(const config::Config& config, bool running, const Leaves& leaves, Findings& findings) {
-    const bool survives = config.store.kind != config::StoreKind::memory;
-    findings.add(survives ? Grade::good : Grade::note, "store", durability_in_words(config.store));
-    const bool spool_is_apart = !config.spool_path.empty() && spool_in_words(config).find("own disk") == std::string::npos;
-    findings.add(spool_is_apart ? Grade::good : Grade::note, "spool", spool_in_words(config));
-    if (!survives) return;
+void look_at_spool(const config::Config& config, Findings& findings) {
+    const bool apart = !config.spool_path.empty() && spool_in_words(config).find("own disk") == std::string::npos;
+    findings.add(apart ? Grade::good : Grade::note, "spool", spool_in_words(config));
+}
+
+void look_at_directory(const config::Config& config, bool running, const Leaves& leaves, Findings& findings) {
+    findings.add(Grade::good, "store", durability_in_words(config.store));
     const std::string& path = config.store.path;
     if (running) {
         findings.add(Grade::good, "store", path + " is in use by the running server; its state is on /readyz");
@@ -106,6 +107,29 @@ void look_at_store(const config::Config& config, bool running, const Leaves& lea
         findings.add(Grade::bad, "store", path + ": less than 256 MiB are free; nothing new can be claimed when the disk is full");
     }
     opened->store->stop();
+}
+
+/// A store that others share can be asked whether or not a server runs here; its own settings say what it promises.
+void look_at_shared_store(const config::Config& config, const Leaves& leaves, Findings& findings) {
+    auto opened = leaves.open_store(config, false);
+    if (!opened) {
+        findings.add(Grade::bad, "store", opened.error().detail);
+        return;
+    }
+    findings.add(Grade::good, "store", store_in_words(config.store) + " can be used");
+    findings.add(Grade::good, "store", opened->store->durability().summary);
+    for (const std::string& wrong : opened->wrong) findings.add(Grade::bad, "store", wrong);
+    for (const std::string& notice : opened->notices) findings.add(Grade::note, "store", notice);
+    opened->store->stop();
+}
+
+void look_at_store(const config::Config& config, bool running, const Leaves& leaves, Findings& findings) {
+    switch (config.store.kind) {
+        case config::StoreKind::memory: findings.add(Grade::note, "store", durability_in_words(config.store)); break;
+        case config::StoreKind::rocksdb: look_at_directory(config, running, leaves, findings); break;
+        case config::StoreKind::redis: look_at_shared_store(config, leaves, findings); break;
+    }
+    look_at_spool(config, findings);
 }
 
 void look_at_callers(const config::Config& config, Findings& findings) {

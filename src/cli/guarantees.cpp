@@ -23,9 +23,22 @@ std::optional<dev_t> device_of(std::filesystem::path path) {
 
 }  // namespace
 
+std::string store_in_words(const config::StoreConfig& store) {
+    switch (store.kind) {
+        case config::StoreKind::memory: return "memory store";
+        case config::StoreKind::rocksdb: return store.path;
+        case config::StoreKind::redis: return store.redis.shown_url;
+    }
+    SEMEL_ASSERT(false, "every kind of store has its words");
+    return {};
+}
+
 std::string durability_in_words(const config::StoreConfig& store) {
     if (store.kind == config::StoreKind::memory) {
         return "records live in memory only: when the process ends they are gone, and every retry after that is paid again";
+    }
+    if (store.kind == config::StoreKind::redis) {
+        return "what survives depends on the settings of " + store.redis.shown_url + ", which `doctor` asks";
     }
     if (store.durability == config::StoreDurability::sync) {
         return "a claim and a recorded answer are on the disk before anybody acts on them: they survive SIGKILL and a power cut";

@@ -8,7 +8,9 @@
 
 namespace semel::cli {
 
-/// What happens to recorded answers when the process or the machine dies.
+/// The store in a word for messages: its directory, or its URL without user and password.
+std::string store_in_words(const config::StoreConfig& store);
+/// What happens to recorded answers when the process or the machine dies, as far as the configuration alone says it.
 std::string durability_in_words(const config::StoreConfig& store);
 /// What "paid once" depends on for one route.
 std::string paid_once_in_words(const std::string& route, const config::RouteConfig& rules);

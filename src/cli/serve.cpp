@@ -15,6 +15,7 @@
 
 #include "admin/admin.hpp"
 #include "cli/cli.hpp"
+#include "cli/guarantees.hpp"
 #include "cli/http_call.hpp"
 #include "cli/intent_of.hpp"
 #include "cli/readers.hpp"
@@ -22,6 +23,7 @@
 #include "engine/engine.hpp"
 #include "engine/sweeper.hpp"
 #include "gateway/gateway.hpp"
+#include "gateway/peer_server.hpp"
 #include "http/client.hpp"
 #include "http/server.hpp"
 #include "http/tls.hpp"
@@ -43,6 +45,9 @@ constexpr auto drain_look_every = 10ms;
 constexpr auto engines_stop_patience = 5s;
 /// Both kept small: the admin address serves operators and scrapers.
 constexpr std::size_t admin_connections_max = 256;
+/// Of other gateways: a question is one short line, and who takes nothing asks the store instead.
+constexpr std::size_t peer_head_max_bytes = 8 * 1024;
+constexpr auto peer_write_idle = 30s;
 
 unsigned cores_allowed() {
     cpu_set_t set;
@@ -154,6 +159,7 @@ class Serving {
   private:
     base::Result<void> open(bool accept_clock);
     base::Result<void> listen();
+    base::Result<void> listen_to_peers(engine::EngineOptions& options);
     void start();
     void drain();
     void stop_engines();
@@ -166,8 +172,10 @@ class Serving {
     engine::EngineCounters engine_counters_;
     http::ServerCounters api_counters_;
     http::ServerCounters admin_counters_;
+    http::ServerCounters peer_counters_;
     std::unique_ptr<core::Store> store_;
     std::unique_ptr<engine::HotRecords> hot_;
+    std::unique_ptr<engine::Vault> vault_;
     std::unique_ptr<engine::Spool> spool_;
     std::string secret_;
     std::string scratch_;  ///< Folder of spill files.
@@ -180,6 +188,13 @@ class Serving {
     std::unique_ptr<engine::Sweeper> sweeper_;
     std::unique_ptr<admin::Admin> admin_;
     std::unique_ptr<http::Server> admin_server_;
+    // So have other gateways, on a shared store: their streams do not wait for our clients, nor ours
+    // for them. Null otherwise.
+    std::unique_ptr<LoopThread> peer_thread_;
+    std::unique_ptr<gateway::PeerServer> peers_;
+    std::unique_ptr<http::Server> peer_server_;
+    std::string peer_address_;  ///< As other gateways are told.
+    std::atomic<std::size_t> peers_running_{0};  ///< As last seen by the loop itself.
     std::atomic<bool> listening_{false};
     std::atomic<bool> draining_{false};
 };
@@ -188,8 +203,9 @@ base::Result<void> Serving::open(bool accept_clock) {
     auto opened = leaves_.open_store(config_, accept_clock);
     if (!opened) return opened.error();
     store_ = std::move(opened->store);
-    for (const std::string& notice : opened->notices)
-        log::warn("store.opened", {{"notice", notice}});
+    for (const auto* list : {&opened->wrong, &opened->notices}) {
+        for (const std::string& notice : *list) log::warn("store.opened", {{"notice", notice}});
+    }
     auto secret = secret_of(config_, *store_);
     if (!secret) return secret.error();
     secret_ = std::move(*secret);
@@ -202,6 +218,7 @@ base::Result<void> Serving::open(bool accept_clock) {
         log::info("spool.opened", {{"answers_to_deliver", spool_->size()}});
     }
     hot_ = std::make_unique<engine::HotRecords>(config_.memory_hot_records);
+    vault_ = std::make_unique<engine::Vault>(secret_, hot_.get());
     std::error_code failed;
     scratch_ = config_.spool_path.empty() ? std::filesystem::temp_directory_path(failed).string()
                                           : config_.spool_path;
@@ -209,12 +226,39 @@ base::Result<void> Serving::open(bool accept_clock) {
         return base::Error{
             .detail =
                 "no folder for temporary files: set TMPDIR, or spool.path in the configuration"};
-    process_ = std::make_unique<gateway::Process>(config_, secret_, *hot_, metrics_, scratch_);
+    std::string peer_secret;
+    if (config_.store.shared()) {
+        auto claimed = peer_secret_of(*store_);
+        if (!claimed) return claimed.error();
+        peer_secret = std::move(*claimed);
+    }
+    process_ = std::make_unique<gateway::Process>(config_, secret_, *hot_, metrics_, scratch_,
+                                                  peer_secret);
     add_readers(metrics_, {.engine = engine_counters_,
                            .api = api_counters_,
                            .admin = admin_counters_,
                            .hot = *hot_,
                            .spool = *spool_});
+    return {};
+}
+
+/// Where the store is shared: the address that goes into every lease of this process.
+base::Result<void> Serving::listen_to_peers(engine::EngineOptions& options) {
+    if (!config_.store.shared()) return {};
+    if (const auto free = can_listen(config_.peer.listen); !free)
+        return base::Error{.detail = "peer.listen " + free.error().detail};
+    peer_thread_ = std::make_unique<LoopThread>();
+    runtime::Loop& loop = peer_thread_->loop;
+    peers_ = std::make_unique<gateway::PeerServer>(*process_, loop, config_.engine.lease);
+    auto server = http::Server::listen(
+        loop, config_.peer.listen.host, config_.peer.listen.port, *peers_,
+        {.head_max_bytes = peer_head_max_bytes, .write_idle_timeout = peer_write_idle},
+        peer_counters_, false);
+    if (!server) return server.error();
+    peer_server_ = std::move(*server);
+    const auto address = advertised(config_.peer, peer_server_->port());
+    if (!address) return address.error();
+    peer_address_ = options.owner.peer = authority(*address);
     return {};
 }
 
@@ -231,13 +275,14 @@ base::Result<void> Serving::listen() {
         std::min(options.acquire_patience, options.lease / 2);  // a grant must arrive alive
     options.delivers_left_over = false;                         // the admin loop's engine does
 
+    if (auto heard = listen_to_peers(options); !heard) return heard.error();
     const unsigned count = config_.threads != 0 ? config_.threads : cores_allowed();
     std::uint16_t port = config_.listen.port;
     for (unsigned i = 0; i < count; ++i) {
         auto worker = std::make_unique<Worker>();
         runtime::Loop& loop = worker->thread.loop;
         worker->engine = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_,
-                                                          engine_counters_);
+                                                          engine_counters_, vault_.get());
         worker->client = http::make_client(loop, *authorities);
         worker->gateway =
             std::make_unique<gateway::Gateway>(*process_, *worker->engine, *worker->client);
@@ -255,12 +300,14 @@ base::Result<void> Serving::listen() {
     runtime::Loop& loop = admin_thread_.loop;
     options.delivers_left_over = true;
     admin_engine_ =
-        std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_, engine_counters_);
+        std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_, engine_counters_,
+                                         vault_.get());
     const auto third = options.lease / 3;
     sweeper_ = std::make_unique<engine::Sweeper>(
         *admin_engine_, engine::SweeperOptions{.every = third, .takeover_grace = third});
+    admin::Tenants tenants{.tag_of = tenant_of(config_, secret_), .vault = vault_.get()};
     admin_ = std::make_unique<admin::Admin>(*store_, intent_of(config_, secret_), probes(),
-                                            config_.admin.loopback());
+                                            config_.admin.loopback(), std::move(tenants));
     auto server =
         http::Server::listen(loop, config_.admin.host, config_.admin.port, *admin_,
                              {.connections_max = admin_connections_max}, admin_counters_, false);
@@ -277,6 +324,8 @@ admin::Probes Serving::probes() {
             if (workers_[i]->thread.silent())
                 reasons.push_back("event loop " + std::to_string(i) + " has not run for 15 s");
         }
+        if (peer_thread_ && peer_thread_->silent())
+            reasons.emplace_back("the loop of the peer address has not run for 15 s");
         return reasons;
     };
     probes.not_ready = [this] {
@@ -296,16 +345,16 @@ std::string Serving::describe() const {
     config::Address admin = config_.admin;
     api.port = workers_.front()->server->port();
     admin.port = admin_server_->port();
-    const std::string store = config_.store.kind == config::StoreKind::memory
-                                  ? std::string("memory store")
-                                  : config_.store.path;
-    return "API http://" + authority(api) + ", admin http://" + authority(admin) + ", " + store +
-           ", " + std::to_string(workers_.size()) + " loop(s)";
+    return "API http://" + authority(api) + ", admin http://" + authority(admin) + ", " +
+           store_in_words(config_.store) +
+           (peer_address_.empty() ? "" : ", peers http://" + peer_address_) + ", " +
+           std::to_string(workers_.size()) + " loop(s)";
 }
 
 void Serving::start() {
     admin_thread_.loop.post([this] { sweeper_->start(); });
     admin_thread_.start();
+    if (peer_thread_) peer_thread_->start();
     for (auto& worker : workers_) worker->thread.start();
     listening_ = true;
 }
@@ -313,6 +362,7 @@ void Serving::start() {
 void Serving::drain() {
     draining_ = true;
     process_->drain();
+    if (peer_thread_) peers_running_ = 1;
     for (auto& worker : workers_) {
         worker->running = 1;  // until the loop has looked itself
         Worker* const one = worker.get();
@@ -398,17 +448,22 @@ void Serving::run(bool accept_clock) {
                 "semel: ended at once; calls that ran are taken over after the next start\n");
             end(128 + again);
         }
-        busy = process_->running() > 0;
+        busy = process_->running() > 0 || peers_running_ > 0;
         for (auto& worker : workers_) {
             busy = busy || worker->running > 0;
             Worker* const one = worker.get();
             one->thread.loop.post([one] { one->running = one->server->running(); });
+        }
+        // Who joins a call from elsewhere may do so until it has ended.
+        if (peer_thread_) {
+            peer_thread_->loop.post([this] { peers_running_ = peer_server_->running(); });
         }
     }
     if (busy)
         std::fprintf(stderr,
                      "semel: drain_timeout is over; calls that still run are taken over after the "
                      "next start\n");
+    if (peer_thread_) peer_thread_->loop.post([this] { peer_server_->close(); });
     stop_engines();
     store_->stop();
     std::fprintf(stderr, "semel: stopped\n");

@@ -27,6 +27,14 @@ constexpr std::size_t secret_advised_bytes = 16;
 constexpr unsigned threads_max = 1024;
 constexpr milliseconds lease_min{100};
 constexpr milliseconds lease_max{hours{1}};
+/// Others take over on a shared store, over a network, from a process that may only be slow.
+constexpr milliseconds shared_lease_default{30000};
+constexpr const char* shared_spool_default = "./semel-spool";
+constexpr unsigned wait_replicas_max = 16;
+/// A claim that is not confirmed in this time is refused anyway.
+constexpr milliseconds wait_timeout_max{2000};
+/// It stands in every key.
+constexpr std::size_t prefix_max_bytes = 64;
 constexpr milliseconds duration_max{hours{24 * 3650}};
 constexpr std::uint64_t size_max = 1ull << 40;
 
@@ -380,20 +388,101 @@ void read_address(const Map& map, std::string_view key, Address& into) {
     into = *address;
 }
 
-StoreConfig read_store(const Map& root) {
+/// Where a URL's "user:password" begins and ends (both 0: it holds none). To the last '@', so that
+/// a password whose '/' or '@' was not percent-encoded is not shown in part.
+std::pair<std::size_t, std::size_t> credentials_in(std::string_view url) {
+    const std::size_t scheme = url.find("://");
+    const std::size_t at = url.rfind('@');
+    if (scheme == std::string_view::npos || at == std::string_view::npos || at < scheme + 3 ||
+        url[scheme + 3] == '/')  // unix:///path
+        return {0, 0};
+    return {scheme + 3, at};
+}
+
+/// Only the scheme and what contradicts itself: the store's client reads the rest of the URL when
+/// it is opened.
+RedisConfig read_redis(const Map& map, std::vector<std::string>& warnings) {
+    static constexpr std::string_view schemes[] = {"redis://", "rediss://", "unix://",
+                                                   "redis-sentinel://", "rediss-sentinel://"};
+    RedisConfig redis;
+    map.read("url", redis.url);
+    const auto* scheme = std::find_if(std::begin(schemes), std::end(schemes),
+                                      [&](auto begin) { return redis.url.starts_with(begin); });
+    if (scheme == std::end(schemes)) {
+        // Not quoted: what is wrong about it may be that a password stands where the scheme should.
+        map.refuse("url",
+                   " must be a URL that begins with redis://, rediss:// (TLS), unix://, "
+                   "redis-sentinel:// or rediss-sentinel://, such as redis://127.0.0.1:6379/0");
+    }
+    redis.shown_url = redis.url;
+    const auto [from, to] = credentials_in(redis.url);
+    if (to > 0) redis.shown_url.erase(from, to + 1 - from);
+    const bool sentinel = scheme->find("sentinel") != std::string_view::npos;
+    const bool tls = scheme->starts_with("rediss");
+
+    map.read("cluster", redis.cluster);
+    if (redis.cluster && (sentinel || *scheme == "unix://"))
+        map.refuse("cluster",
+                   ": a Cluster is reached by redis:// or rediss:// and the address of one of its "
+                   "servers");
+    map.read_count<unsigned>("wait_replicas", redis.wait_replicas, wait_replicas_max);
+    map.read("wait_timeout", redis.wait_timeout, milliseconds{1}, wait_timeout_max);
+    map.read("ca_file", redis.ca_file);
+    if (!redis.ca_file.empty() && !tls)
+        map.refuse("ca_file",
+                   " is for TLS: begin the url with rediss:// or rediss-sentinel://, or remove it");
+    map.read("sentinel_user", redis.sentinel_user);
+    map.read("sentinel_password", redis.sentinel_password);
+    for (const char* key : {"sentinel_user", "sentinel_password"}) {
+        if (map.find(key) != nullptr && !sentinel)
+            map.refuse(key, " is for the sentinels of a redis-sentinel:// url; remove it");
+    }
+    map.read("accept_eviction", redis.accept_eviction);
+    map.read("prefix", redis.prefix);
+    const bool plain = std::all_of(redis.prefix.begin(), redis.prefix.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               c == '.' || c == '_' || c == '-' || c == ':';
+    });
+    if (redis.prefix.empty() || redis.prefix.size() > prefix_max_bytes || !plain)
+        map.refuse("prefix", " must be 1 to 64 letters, digits, '.', '_', '-' or ':'");
+
+    const std::string& written = map.find("url")->Scalar();
+    const auto [begin, end] = credentials_in(written);
+    const std::string_view credentials = std::string_view(written).substr(begin, end - begin);
+    const bool in_the_file = credentials.find(':') != std::string_view::npos &&
+                             credentials.find("${") == std::string_view::npos;
+    const YAML::Node* password = map.find("sentinel_password");
+    if (in_the_file || (password != nullptr && !password->Scalar().empty() &&
+                        password->Scalar().find("${") == std::string::npos)) {
+        warnings.push_back(map.path(in_the_file ? "url" : "sentinel_password") +
+                           ": a password stands in the file; put it into an environment variable "
+                           "and write ${NAME} here");
+    }
+    return redis;
+}
+
+StoreConfig read_store(const Map& root, std::vector<std::string>& warnings) {
     StoreConfig store;
     const YAML::Node* node = root.find("store");
     if (node == nullptr) return store;
-    const Map kinds(root.document(), *node, "store", {"memory", "rocksdb"},
-                    {"redis", "postgres", "mysql"});
+    const Map kinds(root.document(), *node, "store", {"memory", "rocksdb", "redis"},
+                    {"postgres", "mysql"});
     if (kinds.entries().size() != 1) {
-        root.refuse(
-            "store",
-            " must name exactly one of memory, rocksdb, such as rocksdb: { path: ./semel-data }");
+        root.refuse("store",
+                    " must name exactly one of memory, rocksdb, redis, such as rocksdb: { path: "
+                    "./semel-data }");
     }
     if (const YAML::Node* memory = kinds.find("memory")) {
         const Map none(root.document(), *memory, "store.memory", {});
         store.kind = StoreKind::memory;
+        return store;
+    }
+    if (const YAML::Node* redis = kinds.find("redis")) {
+        store.kind = StoreKind::redis;
+        const Map map(root.document(), *redis, "store.redis",
+                      {"url", "cluster", "wait_replicas", "wait_timeout", "ca_file",
+                       "sentinel_user", "sentinel_password", "accept_eviction", "prefix"});
+        store.redis = read_redis(map, warnings);
         return store;
     }
     const Map rocksdb(root.document(), *kinds.find("rocksdb"), "store.rocksdb",
@@ -405,8 +494,41 @@ StoreConfig read_store(const Map& root) {
     return store;
 }
 
-EngineConfig read_engine(const Map& root, std::vector<std::string>& warnings) {
+PeerConfig read_peer(const Map& root, bool shared, std::vector<std::string>& warnings) {
+    PeerConfig peer;
+    const YAML::Node* node = root.find("peer");
+    if (node == nullptr) return peer;
+    const Map map(root.document(), *node, "peer", {"listen", "advertise"});
+    read_address(map, "listen", peer.listen);
+    std::string advertise = "auto";
+    map.read("advertise", advertise);
+    if (advertise != "auto") {
+        const bool bracketed =
+            advertise.size() > 2 && advertise.front() == '[' && advertise.back() == ']';
+        const std::string bare = bracketed ? advertise.substr(1, advertise.size() - 2) : advertise;
+        if (const auto address = address_of(advertise); address && address->port != 0) {
+            peer.advertise_host = address->host;
+            peer.advertise_port = address->port;
+        } else if (is_host(bare, bracketed)) {
+            peer.advertise_host = bare;
+        } else {
+            map.refuse("advertise", ": " + quoted(advertise) +
+                                        " is neither auto nor HOST or HOST:PORT, such as 10.0.0.7 "
+                                        "or gateway-1.internal:8789");
+        }
+        if (Address{peer.advertise_host, 0}.wildcard())
+            map.refuse("advertise", ": " + quoted(advertise) +
+                                        " is no address that another gateway could connect to");
+    }
+    if (!shared)
+        warnings.emplace_back(
+            "peer: the store is not shared, so no other gateway exists; the key has no effect");
+    return peer;
+}
+
+EngineConfig read_engine(const Map& root, bool shared, std::vector<std::string>& warnings) {
     EngineConfig engine;
+    if (shared) engine.lease = shared_lease_default;
     const YAML::Node* node = root.find("engine");
     if (node == nullptr) return engine;
     const Map map(root.document(), *node, "engine", {"lease", "retention", "secret_env"});
@@ -674,6 +796,14 @@ void check_addresses(const Map& root, const Config& config) {
         config.listen.host == config.admin.host) {
         root.refuse("admin", ": listen and admin are the same address; give admin another port");
     }
+    for (const auto& [name, other] :
+         {std::pair("listen", config.listen), std::pair("admin", config.admin)}) {
+        const bool same = config.peer.listen.port != 0 && other.port == config.peer.listen.port &&
+                          other.host == config.peer.listen.host;
+        if (same)
+            root.refuse("peer", std::string(".listen: the same address as ") + name +
+                                    "; give it another port, or 0 for any free one");
+    }
     if (config.listen.loopback() || !config.clients.empty()) return;
     for (const UpstreamConfig& upstream : config.upstreams) {
         if (!upstream.has_api_key) continue;
@@ -711,17 +841,19 @@ Config read(const Document& document, const YAML::Node& node) {
     const Map root(
         document, node, "",
         {"listen", "admin", "threads", "store", "engine", "clients", "upstreams", "routes", "spool",
-         "memory", "record", "allow_anonymous", "gateway", "drain_timeout"},
-        {"peer", "admin_tokens", "cors", "prices", "consumers"});
+         "memory", "record", "allow_anonymous", "gateway", "drain_timeout", "peer"},
+        {"admin_tokens", "cors", "prices", "consumers"});
     Config config;
     read_address(root, "listen", config.listen);
     read_address(root, "admin", config.admin);
     root.read_count<unsigned>("threads", config.threads, threads_max);
-    config.store = read_store(root);
-    config.engine = read_engine(root, config.warnings);
+    config.store = read_store(root, config.warnings);
+    config.peer = read_peer(root, config.store.shared(), config.warnings);
+    config.engine = read_engine(root, config.store.shared(), config.warnings);
     config.clients = read_clients(root);
     config.upstreams = read_upstreams(root, config.warnings);
     config.routes = read_routes(root);
+    if (config.store.shared()) config.spool_path = shared_spool_default;
     if (const YAML::Node* at = root.find("spool")) {
         const Map spool(document, *at, "spool", {"path"});
         spool.read("path", config.spool_path);
@@ -760,6 +892,14 @@ bool Address::loopback() const {
     }
     return true;
 }
+
+bool Address::wildcard() const {
+    const bool zeros = std::all_of(host.begin(), host.end(),
+                                   [](char c) { return c == '0' || c == '.' || c == ':'; });
+    return !host.empty() && zeros;
+}
+
+bool StoreConfig::shared() const { return kind == StoreKind::redis; }
 
 base::Result<Config> parse(std::string_view yaml, const std::string& file,
                            const Environment& environment) {

@@ -20,18 +20,41 @@ struct Address {
     std::string host = "127.0.0.1";
     std::uint16_t port = 0;
     [[nodiscard]] bool loopback() const;  ///< 127.0.0.0/8, ::1, localhost.
+    [[nodiscard]] bool wildcard() const;  ///< 0.0.0.0, ::: every address of the machine.
 };
 
-enum class StoreKind { memory, rocksdb };
+/// Where other gateways of a shared store follow the calls of this process.
+struct PeerConfig {
+    Address listen{.host = "127.0.0.1", .port = 0};
+    std::string advertise_host;        ///< Empty (auto): the listen address, or the machine's.
+    std::uint16_t advertise_port = 0;  ///< 0: the one that is listened on.
+};
+
+enum class StoreKind { memory, rocksdb, redis };
 enum class StoreDurability { sync, async };
+/// Of store.redis; its user, passwords and URL enter no message.
+struct RedisConfig {
+    std::string url;
+    std::string shown_url;  ///< Without user and password, for messages and logs.
+    bool cluster = false;
+    unsigned wait_replicas = 0;
+    milliseconds wait_timeout{500};
+    std::string ca_file;
+    std::string sentinel_user;
+    std::string sentinel_password;
+    bool accept_eviction = false;
+    std::string prefix = "semel";
+};
 struct StoreConfig {
     StoreKind kind = StoreKind::rocksdb;
     std::string path = "./semel-data";
     StoreDurability durability = StoreDurability::sync;
+    RedisConfig redis;
+    [[nodiscard]] bool shared() const;  ///< Other processes may use the same store.
 };
 
 struct EngineConfig {
-    milliseconds lease{10000};
+    milliseconds lease{10000};  ///< Default 30 s where the store is shared.
     milliseconds retention_completed{std::chrono::hours{24}};
     milliseconds retention_failed{std::chrono::hours{1}};
     std::string secret;  ///< From the environment variable named by secret_env; empty: made once and kept in the store.
@@ -87,11 +110,12 @@ struct Config {
     Address admin{.host = "127.0.0.1", .port = 8788};
     unsigned threads = 0;  ///< Event loops; 0: one per core this process may run on.
     StoreConfig store;
+    PeerConfig peer;
     EngineConfig engine;
     std::vector<ClientConfig> clients;
     std::vector<UpstreamConfig> upstreams;
     std::map<std::string, RouteConfig> routes;  ///< Always holds /v1/chat/completions and /api/chat.
-    std::string spool_path;                     ///< Empty: in memory.
+    std::string spool_path;  ///< Empty: in memory. Default: that, and ./semel-spool where the store is shared.
     std::uint64_t memory_bodies = 512ull << 20;
     std::uint64_t memory_hot_records = 64ull << 20;
     std::uint64_t record_max_bytes = 32ull << 20;

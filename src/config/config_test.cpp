@@ -20,7 +20,8 @@ std::optional<std::string> environment(const std::string& name) {
         {"APP_TOKEN", "app-token"},     {"SAME_TOKEN", "web-token"},
         {"API_KEY", "sk-hidden"},       {"EMPTY", ""},
         {"LINE", "sk-hidden\n"},        {"PORT", "9999"},
-        {"SECRET", "0123456789abcdef"}, {"SHORT", "short"}};
+        {"SECRET", "0123456789abcdef"}, {"SHORT", "short"},
+        {"REDIS_PASSWORD", "pw-hidden"}};
     const auto found = variables.find(name);
     if (found == variables.end()) return std::nullopt;
     return found->second;
@@ -184,6 +185,17 @@ struct Refusal {
 
 TEST(Config, says_what_is_wrong_where_and_what_to_do) {
     const std::vector<Refusal> refusals{
+        {"peer: { listen: 7 }", "peer.listen: '7' is no address"},
+        {"peer: { advertise: 'a b' }", "peer.advertise: 'a b' is neither auto nor HOST"},
+        {"peer: { advertise: '' }", "is neither auto nor HOST"},
+        {"peer: { advertise: '::1' }", "is neither auto nor HOST"},
+        {"peer: { advertise: 10.0.0.7:0 }", "is neither auto nor HOST"},
+        {"peer: { advertise: 10.0.0.7:65536 }", "is neither auto nor HOST"},
+        {"peer: { advertise: '0.0.0.0:1' }", "no address that another gateway could connect to"},
+        {"peer: { advertise: '[::]' }", "no address that another gateway could connect to"},
+        {"peer: { port: 1 }", "unknown key 'port' in peer"},
+        {"peer: { listen: 127.0.0.1:8787 }", "peer.listen: the same address as listen"},
+        {"peer: { listen: 127.0.0.1:8788 }", "peer.listen: the same address as admin"},
         // spelling
         {"lsten: 127.0.0.1:1", "semel.yaml:1: unknown key 'lsten'; did you mean 'listen'?"},
         {"\nroutes:\n  /api/chat:\n    on_runing: accept\n",
@@ -201,13 +213,10 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
         {"store:\n  rocksdb: { path: a, path: b }",
          "semel.yaml:2: key 'path' in store.rocksdb is given twice; remove one"},
         // of later versions
-        {"store: { redis: { url: x } }",
-         "semel.yaml:1: 'redis' in store is not supported by this version; remove it"},
         {"store: { postgres: { url: x } }", "'postgres' in store is not supported by this version"},
         {"store: { mysql: { url: x } }", "'mysql' in store is not supported by this version"},
         {"consumers: []", "'consumers' is not supported by this version"},
         {"prices: []", "'prices' is not supported by this version"},
-        {"peer: {}", "'peer' is not supported by this version"},
         {"cors: {}", "'cors' is not supported by this version"},
         {"admin_tokens: []", "'admin_tokens' is not supported by this version"},
         {"record: { body: none }", "'body' in record is not supported by this version"},
@@ -262,12 +271,42 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
          "'accept' answers 202, which SDKs take for an empty success"},
         {"routes: { /v1/chat/completions: { model: a } }", "model is for /api/chat only"},
         // store
-        {"store: {}", "store must name exactly one of memory, rocksdb"},
+        {"store: {}", "store must name exactly one of memory, rocksdb, redis"},
         {"store: { memory: {}, rocksdb: {} }", "store must name exactly one of memory, rocksdb"},
+        {"store: { redis: { url: 'redis://a' }, rocksdb: {} }", "store must name exactly one of"},
         {"store: { memory: { path: a } }", "unknown key 'path' in store.memory"},
         {"store: { rocksdb: { path: '' } }", "store.rocksdb.path must name a directory"},
         {"store: { rocksdb: { durability: none } }",
          "store.rocksdb.durability: 'none' is not one of sync, async"},
+        {"store: { redis: {} }",
+         "semel.yaml:1: store.redis.url must be a URL that begins with redis://"},
+        {"store: { redis: }", "store.redis.url must be a URL that begins with redis://"},
+        {"store: { redis: { url: 'http://a' } }", "such as redis://127.0.0.1:6379/0"},
+        {"store: { redis: { url: '127.0.0.1:6379' } }", "store.redis.url must be a URL"},
+        {"store: { redis: { url: '${REDIS_PASSWORD}@a' } }", "store.redis.url must be a URL"},
+        {"store: { redis: { url: 'redis://:${REDIS_PASSWORD}@a', wait_replica: 1 } }",
+         "unknown key 'wait_replica' in store.redis; did you mean 'wait_replicas'?"},
+        {"store: { redis: { url: 'redis-sentinel://a#m', cluster: true } }",
+         "store.redis.cluster: a Cluster is reached by redis:// or rediss://"},
+        {"store: { redis: { url: 'unix:///r.sock', cluster: true } }", "store.redis.cluster: "},
+        {"store: { redis: { url: 'redis://a', cluster: maybe } }",
+         "store.redis.cluster: 'maybe' is neither true nor false"},
+        {"store: { redis: { url: 'redis://a', wait_replicas: 17 } }",
+         "store.redis.wait_replicas: '17' is not a whole number from 0 to 16"},
+        {"store: { redis: { url: 'redis://a', wait_timeout: 3s } }",
+         "store.redis.wait_timeout: '3s' is out of range: from 1ms to 2000ms"},
+        {"store: { redis: { url: 'redis://a', ca_file: ca.pem } }",
+         "store.redis.ca_file is for TLS: begin the url with rediss://"},
+        {"store: { redis: { url: 'redis://a', sentinel_user: u } }",
+         "store.redis.sentinel_user is for the sentinels of a redis-sentinel:// url"},
+        {"store: { redis: { url: 'redis://a', sentinel_password: '${REDIS_PASSWORD}' } }",
+         "store.redis.sentinel_password is for the sentinels of a redis-sentinel:// url"},
+        {"store: { redis: { url: 'redis://a', prefix: '' } }",
+         "store.redis.prefix must be 1 to 64 letters"},
+        {"store: { redis: { url: 'redis://a', prefix: 'a{b}' } }", "store.redis.prefix must be"},
+        {"store: { redis: { url: 'redis://a', prefix: 'a*' } }", "store.redis.prefix must be"},
+        {"store: { redis: { url: 'redis://a' } }\nengine: { retention: { failed: 30s } }",
+         "engine.retention.failed must be longer than engine.lease"},
         // environment
         {"listen: 127.0.0.1:${NOT_SET}",
          "listen: environment variable NOT_SET is not set: export it"},
@@ -338,7 +377,85 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
             << refusal.message;
         EXPECT_EQ(result.error().detail.find("sk-hidden"), std::string::npos);
         EXPECT_EQ(result.error().detail.find("web-token"), std::string::npos);
+        EXPECT_EQ(result.error().detail.find("pw-hidden"), std::string::npos);
     }
+}
+
+TEST(Config, a_redis_store_has_defaults_of_its_own_because_others_share_it) {
+    const Config config = accepted("store: { redis: { url: 'redis://127.0.0.1:6379/0' } }");
+    EXPECT_EQ(config.store.kind, StoreKind::redis);
+    EXPECT_TRUE(config.store.shared());
+    EXPECT_EQ(config.store.redis.url, "redis://127.0.0.1:6379/0");
+    EXPECT_FALSE(config.store.redis.cluster);
+    EXPECT_EQ(config.store.redis.wait_replicas, 0u);
+    EXPECT_EQ(config.store.redis.wait_timeout, 500ms);
+    EXPECT_FALSE(config.store.redis.accept_eviction);
+    EXPECT_EQ(config.store.redis.prefix, "semel");
+    EXPECT_EQ(config.engine.lease, 30s);
+    EXPECT_EQ(config.spool_path, "./semel-spool");
+    EXPECT_EQ(config.warnings.size(), 1u);  // no upstreams
+
+    const Config chosen = accepted(
+        "store: { redis: { url: 'redis://a' } }\nengine: { lease: 5s }\nspool: { path: '' }");
+    EXPECT_EQ(chosen.engine.lease, 5s);
+    EXPECT_EQ(chosen.spool_path, "");
+    EXPECT_FALSE(accepted("").store.shared());
+    EXPECT_FALSE(accepted("store: { memory: {} }").store.shared());
+}
+
+TEST(Config, a_peer_address_is_any_free_port_of_the_machine_itself_unless_told_otherwise) {
+    const std::string redis = "store: { redis: { url: 'redis://a' } }\n";
+    const auto peer = [&](const std::string& keys) { return accepted(redis + keys).peer; };
+    EXPECT_EQ(peer("").listen.host, "127.0.0.1");
+    EXPECT_EQ(peer("").listen.port, 0);
+    EXPECT_EQ(peer("peer: { advertise: auto }").advertise_host, "");
+    EXPECT_EQ(peer("peer: { listen: '0.0.0.0:8789' }").listen.port, 8789);
+    EXPECT_TRUE(peer("peer: { listen: '[::]:0' }").listen.wildcard());
+    EXPECT_FALSE(peer("").listen.wildcard());
+    const PeerConfig named = peer("peer: { advertise: 'gateway-1.internal:90' }");
+    EXPECT_EQ(named.advertise_host, "gateway-1.internal");
+    EXPECT_EQ(named.advertise_port, 90);
+    EXPECT_EQ(peer("peer: { advertise: 10.0.0.7 }").advertise_host, "10.0.0.7");
+    EXPECT_EQ(peer("peer: { advertise: 10.0.0.7 }").advertise_port, 0);
+    EXPECT_EQ(peer("peer: { advertise: '[fd00::7]' }").advertise_host, "fd00::7");
+    EXPECT_EQ(peer("peer: { advertise: '[fd00::7]:1' }").advertise_port, 1);
+    EXPECT_EQ(accepted("peer: {}").warnings.size(), 2u) << "no effect on an embedded store";
+}
+
+TEST(Config, reads_every_key_of_a_redis_store_and_shows_no_password) {
+    const Config config = accepted(R"(
+store:
+  redis:
+    url: "rediss-sentinel://semel:${REDIS_PASSWORD}@s1:26379,s2:26379/3#main"
+    cluster: false
+    wait_replicas: 2
+    wait_timeout: 250ms
+    ca_file: /etc/redis-ca.pem
+    sentinel_user: watcher
+    sentinel_password: "${REDIS_PASSWORD}"
+    accept_eviction: true
+    prefix: shop:prod-1
+)");
+    const RedisConfig& redis = config.store.redis;
+    EXPECT_EQ(redis.url, "rediss-sentinel://semel:pw-hidden@s1:26379,s2:26379/3#main");
+    EXPECT_EQ(redis.shown_url, "rediss-sentinel://s1:26379,s2:26379/3#main");
+    EXPECT_EQ(redis.wait_replicas, 2u);
+    EXPECT_EQ(redis.wait_timeout, 250ms);
+    EXPECT_EQ(redis.ca_file, "/etc/redis-ca.pem");
+    EXPECT_EQ(redis.sentinel_user, "watcher");
+    EXPECT_EQ(redis.sentinel_password, "pw-hidden");
+    EXPECT_TRUE(redis.accept_eviction);
+    EXPECT_EQ(redis.prefix, "shop:prod-1");
+    EXPECT_EQ(config.warnings.size(),
+              1u);  // no upstreams: a password from the environment is right
+
+    const auto shown = [](const std::string& url) {
+        return accepted("store: { redis: { url: '" + url + "' } }").store.redis.shown_url;
+    };
+    EXPECT_EQ(shown("redis://:pw@h:1/2"), "redis://h:1/2");
+    EXPECT_EQ(shown("redis://u:p/w@x@h:1/2"), "redis://h:1/2");  // a password badly written
+    EXPECT_EQ(shown("unix://u:pw@/run/redis.sock?db=1"), "unix:///run/redis.sock?db=1");
+    EXPECT_EQ(shown("unix:///run/a@b.sock"), "unix:///run/a@b.sock");
 }
 
 TEST(Config, a_control_character_that_would_hide_the_rest_of_the_file_is_refused) {
@@ -368,6 +485,10 @@ TEST(Config, warns_of_what_is_legal_and_probably_not_meant) {
     const std::vector<Refusal> warnings{
         {"store: { memory: }", "records end with the process"},
         {"engine: { secret_env: SHORT }", "fewer than 16 characters"},
+        {"store: { redis: { url: 'redis://:pw@a' } }",
+         "store.redis.url: a password stands in the file"},
+        {"store: { redis: { url: 'redis-sentinel://a#m', sentinel_password: pw } }",
+         "store.redis.sentinel_password: a password stands in the file"},
         {"upstreams: [ { name: a, base_url: 'http://example.com', api_key_env: API_KEY } ]",
          "travels unencrypted"},
         {"upstreams: [ { name: a, base_url: 'https://example.com/v1' } ]", "/v1/v1/"},
@@ -440,11 +561,12 @@ TEST(Config, the_reference_page_names_every_key) {
     const std::string stray = "no_such_key_of_any_map: 1";
     std::size_t keys = 0;
     for (const std::string& yaml :
-         {stray, "store: { rocksdb: { " + stray + " } }", "engine: { " + stray + " }",
-          "engine: { retention: { " + stray + " } }", "clients: [ { " + stray + " } ]",
-          "upstreams: [ { " + stray + " } ]", "routes: { " + stray + " }",
-          "routes: { /api/chat: { " + stray + " } }", "gateway: { " + stray + " }",
-          "memory: { " + stray + " }", "record: { " + stray + " }", "spool: { " + stray + " }"}) {
+         {stray, "store: { rocksdb: { " + stray + " } }", "store: { redis: { " + stray + " } }",
+          "engine: { " + stray + " }", "engine: { retention: { " + stray + " } }",
+          "clients: [ { " + stray + " } ]", "upstreams: [ { " + stray + " } ]",
+          "routes: { " + stray + " }", "routes: { /api/chat: { " + stray + " } }",
+          "gateway: { " + stray + " }", "memory: { " + stray + " }", "record: { " + stray + " }",
+          "spool: { " + stray + " }"}) {
         const std::string message = read(yaml).error().detail;
         const std::string marker = "known here: ";
         const std::size_t at = message.find(marker);

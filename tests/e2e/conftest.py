@@ -1,6 +1,7 @@
 import pytest
 
 import harness
+from redis_server import RedisServer
 from upstream import Upstream
 
 
@@ -29,6 +30,19 @@ def make(tmp_path, up):
     yield build
     for semel in made:
         semel.clean_up()
+
+
+@pytest.fixture
+def redis_servers(tmp_path):
+    """redis_servers(*arguments, env={}) -> a running redis-server. All are ended after the test."""
+    made = []
+
+    def start(*arguments, env=None):
+        made.append(RedisServer(tmp_path / f"server{len(made)}", *arguments, env=env))
+        return made[-1]
+    yield start
+    for server in made:
+        server.clean_up()
 
 
 @pytest.fixture

@@ -140,10 +140,9 @@ base::Result<Server> interview(Client& client, const std::string& name, Look& lo
             "known, "
             "so nothing is promised for a restart of it; allow it with `ACL SETUSER … +info`");
     }
-    const Answer config =
-        client.ask(name, {"CONFIG", "GET", "maxmemory", "maxmemory-policy", "appendonly",
-                          "appendfsync", "save", "no-appendfsync-on-rewrite",
-                          "proto-max-bulk-len"});
+    const Answer config = client.ask(
+        name, {"CONFIG", "GET", "maxmemory", "maxmemory-policy", "appendonly", "appendfsync",
+               "save", "no-appendfsync-on-rewrite", "proto-max-bulk-len"});
     if (const auto* reply = std::get_if<Reply>(&config)) {
         for (std::size_t i = 0; i + 1 < reply->elements.size(); i += 2) {
             server.config.emplace(reply->elements[i].text, reply->elements[i + 1].text);

@@ -44,6 +44,7 @@ struct NoReply {
     base::Applied applied = base::Applied::no;
     bool full = false;    ///< The server refused it for lack of memory (OOM): nothing was executed.
     std::string detail;   ///< What happened, at which server, and what to do.
+    std::shared_ptr<const Reply> unconfirmed = nullptr;  ///< It was executed with this reply, and `wait_replicas` did not confirm it.
 };
 
 /// A reply other than an error, or why there is none. Errors that the client cures itself (NOSCRIPT, MOVED, ASK, TRYAGAIN,

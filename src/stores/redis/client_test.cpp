@@ -408,6 +408,9 @@ TEST(RedisClient, wait_replicas_confirms_writes_or_says_that_they_are_not_replic
     const Answers answers = got(submitted(*client, std::move(commands)));
     EXPECT_EQ(applied_of(answers[0]), Applied::unknown);
     EXPECT_HAS(text_of(answers[0]), "only 0 of 1 replicas confirmed it");
+    const auto* unconfirmed = std::get_if<NoReply>(&answers[0]);
+    ASSERT_TRUE(unconfirmed != nullptr && unconfirmed->unconfirmed != nullptr);
+    EXPECT_EQ(unconfirmed->unconfirmed->integer, 2);
     EXPECT_EQ(text_of(answers[1]), "2");
     EXPECT_EQ(applied_of(answers[2]), Applied::no);  // refused: there is nothing to confirm
     EXPECT_EQ(client->counters().not_replicated, 1U);

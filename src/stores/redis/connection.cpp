@@ -329,12 +329,16 @@ void Connection::replicated(const Reply& reply) {
         }
         if (one.pending.batch == nullptr) continue;
         shared_.not_replicated.fetch_add(1, std::memory_order_relaxed);
-        one.pending.give_up(
+        std::string why =
             "the server " + name_ + " executed " + name_of(one.pending.command) + ", but only " +
             (reply.kind == Reply::Kind::integer ? std::to_string(reply.integer) : "0") + " of " +
             std::to_string(wanted) + " replicas confirmed it within " +
             std::to_string(shared_.options.wait_timeout.count()) +
-            " ms: look at the replicas' connections, or lower wait_replicas");
+            " ms: look at the replicas' connections, or lower wait_replicas";
+        one.pending.answer(
+            NoReply{.applied = base::Applied::unknown,
+                    .detail = std::move(why),
+                    .unconfirmed = std::make_shared<const Reply>(std::move(one.reply))});
     }
 }
 

@@ -43,10 +43,16 @@ base::Error failed(const redis::NoReply& none) {
 class KnownCompleted {
   public:
     void remember(const StoredKey& key) {
-        if (holds(key)) return;
         Row& row = row_of(key);
-        // Any of the row's may go; these bytes are as good as random.
-        row[part(key, 24) % row.size()].store(mark(key), std::memory_order_relaxed);
+        // Where it is or nothing is; in a full row any may go, and these bytes are as good as
+        // random.
+        std::atomic<std::uint64_t>* place = &row[part(key, 24) % row.size()];
+        for (auto& one : row) {
+            const std::uint64_t seen = one.load(std::memory_order_relaxed);
+            if (seen == mark(key)) return;
+            if (seen == 0) place = &one;
+        }
+        place->store(mark(key), std::memory_order_relaxed);
     }
     [[nodiscard]] bool holds(const StoredKey& key) {
         for (const auto& one : row_of(key)) {
@@ -264,9 +270,8 @@ class RedisStore final : public Store {
                     {.todo = todo, .command = commands.size(), .time_command = time_command});
                 const auto* value = std::get_if<ClaimValue>(&item.operation);
                 commands.push_back(todo.step == Step::ask ? redis::command_of(item, store_.names_)
-                                   : value != nullptr
-                                       ? redis::get_value(value->name, store_.names_)
-                                       : redis::get_record(item.key, store_.names_));
+                                   : value != nullptr ? redis::get_value(value->name, store_.names_)
+                                                      : redis::get_record(item.key, store_.names_));
             }
             for (auto& [slot, scripts] : by_slot) {
                 finish(scripts.grants, scripts.asked_of_grants, false);
@@ -335,12 +340,15 @@ class RedisStore final : public Store {
             // The error that led to it stays.
             if (asked.todo.step == Step::read_back || asked.todo.step == Step::look_full)
                 return std::nullopt;
+            if (nothing.unconfirmed != nullptr &&
+                changed_nothing(asked, *nothing.unconfirmed, result))
+                return std::nullopt;
             result = failed(nothing);
             if (nothing.full) {
-                store_.full_at_.store(
-                    base::system_clocks().steady().time_since_epoch().count());
+                store_.full_at_.store(base::system_clocks().steady().time_since_epoch().count());
             }
-            if (nothing.full && std::holds_alternative<ClaimValue>(items_[asked.todo.item].operation))
+            if (nothing.full &&
+                std::holds_alternative<ClaimValue>(items_[asked.todo.item].operation))
                 return Todo{asked.todo.item, Step::look_full};
             if (asked.element == none) return std::nullopt;
             // Memory is full: the first write of the script was refused and nothing done.
@@ -355,6 +363,23 @@ class RedisStore final : public Store {
                 std::holds_alternative<Acquire>(items_[asked.todo.item].operation);
             if (lost_acquire) return Todo{asked.todo.item, Step::read_back};
             return std::nullopt;
+        }
+
+        /// Whether the reply that replicas did not confirm, to an acquire or for a value, tells of
+        /// what was there before: then there was nothing to confirm. `result` has it.
+        bool changed_nothing(const Asked& asked, const redis::Reply& reply,
+                             base::Result<Decided>& result) {
+            const Item& item = items_[asked.todo.item];
+            if (std::holds_alternative<ClaimValue>(item.operation)) {
+                if (reply.kind != redis::Reply::Kind::string) return false;
+                result = Decided{Value{reply.text}, store_.now()};
+                return true;
+            }
+            if (!std::holds_alternative<Acquire>(item.operation)) return false;
+            take_decision(asked, reply, result);
+            return result && (std::holds_alternative<Replay>(result->outcome) ||
+                              std::holds_alternative<InFlight>(result->outcome) ||
+                              std::holds_alternative<Mismatch>(result->outcome));
         }
 
         void take_decision(const Asked& asked, const redis::Reply& reply,

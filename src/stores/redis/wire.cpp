@@ -12,6 +12,10 @@ namespace semel::stores::redis {
 
 namespace {
 
+// hiredis moves all of what it has not read to the front of its buffer after each kilobyte: given
+// more at once, most of a core went into moving replies about.
+constexpr std::size_t kPieceBytes = 4096;
+
 void append_head(std::string& out, char kind, std::size_t count) {
     char text[24];
     text[0] = kind;
@@ -132,14 +136,16 @@ ReplyReader::ReplyReader() : reader_(redisReaderCreateWithFunctions(functions())
 }
 ReplyReader::~ReplyReader() { redisReaderFree(reader_); }
 
-void ReplyReader::feed(std::string_view bytes) {
-    redisReaderFeed(reader_, bytes.data(), bytes.size());
-}
-
 ReplyReader::Next ReplyReader::next(Reply& reply) {
     void* made = nullptr;
-    if (redisReaderGetReply(reader_, &made) != REDIS_OK) return Next::broken;
-    if (made == nullptr) return Next::more;
+    for (;;) {
+        if (redisReaderGetReply(reader_, &made) != REDIS_OK) return Next::broken;
+        if (made != nullptr) break;
+        if (unread_.empty()) return Next::more;
+        const std::string_view piece = unread_.substr(0, kPieceBytes);
+        redisReaderFeed(reader_, piece.data(), piece.size());
+        unread_.remove_prefix(piece.size());
+    }
     reply = std::exchange(root_, Reply{});
     return Next::reply;
 }

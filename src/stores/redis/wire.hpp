@@ -37,12 +37,14 @@ class ReplyReader {
     ~ReplyReader();
     ReplyReader(const ReplyReader&) = delete;
     ReplyReader& operator=(const ReplyReader&) = delete;
-    void feed(std::string_view bytes);
+    /// `bytes` must stay until next() wants more.
+    void feed(std::string_view bytes) { unread_ = bytes; }
     Next next(Reply& reply);
     [[nodiscard]] std::string problem() const;
 
   private:
     redisReader* reader_;
+    std::string_view unread_;
     Reply root_;  // being built
 };
 

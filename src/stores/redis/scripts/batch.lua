@@ -39,25 +39,27 @@ local firsts = setmetatable({}, {__index = function(all, lease)
     return made
 end})
 
--- By how long it is kept (in ms, encoded), the times of what is completed in this run: due, completed, expires.
+-- By how long it is kept (in ms, encoded), what an answer of this run is: its times (due, completed, expires), its TTL, the reply's head.
 local completions = setmetatable({}, {__index = function(all, keep)
     local expires = now + unpack('<I8', keep) * 1000
-    local made = {times = pack('<I8I8I8', 0, now, expires), life = string.format('%.0f', math.max(1, math.ceil((expires - now) / 1000)))}
+    local made = {times = pack('<I8I8I8', 0, now, expires), life = string.format('%.0f', math.max(1, math.ceil((expires - now) / 1000))),
+        head = pack('<BI8', APPLIED, now)}
     all[keep] = made
     return made
 end})
 
-local NO_LEASE = string.rep('\0', 8)
-local NO_PARTS = string.rep('\0', 16)
-local applied_now = pack('<BI8', APPLIED, now)
+local NO_LEASE = '\0\0\0\0\0\0\0\0'
+local ZERO_16 = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 
 -- The answer of an owner whose first attempt this is: nothing to take back, no turn to append, no chunks. Nil: not such a one.
 local function first_answer(key, set, bytes, terms, usage, answer)
     local version, status = byte(bytes, 25, 26)
     local token = sub(bytes, 1, 8)
-    if version ~= 1 or status ~= PROCESSING or token ~= sub(terms, 5, 12) or sub(bytes, 149, 164) ~= sub(terms, 13, 28) then return nil end
+    local nonce = sub(bytes, 149, 164)
+    if version ~= 1 or status ~= PROCESSING or token ~= sub(terms, 5, 12) or nonce ~= sub(terms, 13, 28) then return nil end
+    if nonce == ZERO_16 then return nil end  -- owned by nobody
     -- Failure, usage, turn and answer are empty.
-    if sub(bytes, 133, 148) ~= NO_PARTS then return nil end
+    if sub(bytes, 133, 148) ~= ZERO_16 then return nil end
     local canonical, fields, owner, label = unpack('<I4I4I4I4', bytes, 117)
     if #bytes ~= HEADER_BYTES + canonical + fields + owner + label then return nil end
     local made = completions[sub(bytes, 93, 100)]
@@ -67,7 +69,7 @@ local function first_answer(key, set, bytes, terms, usage, answer)
     redis.call('SET', key, token .. NO_LEASE .. created .. '\1\2\0\0\1\0' .. policy .. '\0\1\0\0\0' .. counts .. times .. more ..
         pack('<I4I4I4I4', 0, #usage, 0, #answer) .. rest .. usage .. answer, 'PX', made.life)
     redis.call('ZREM', set, key)
-    return applied_now .. token .. NO_LEASE .. created .. '\1\2\0\0\1\0' .. policy .. '\0\2\0\0\0' .. counts .. times .. more ..
+    return made.head .. token .. NO_LEASE .. created .. '\1\2\0\0\1\0' .. policy .. '\0\2\0\0\0' .. counts .. times .. more ..
         pack('<I4I4I4I4', 0, #usage, 0, 0) .. rest .. usage
 end
 
