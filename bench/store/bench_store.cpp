@@ -65,7 +65,8 @@ Acquire acquire_of(std::uint64_t n) {
     op.fingerprint.canonical = key_of(n + 1);
     for (std::uint64_t i = 0; i < 4; ++i) op.fingerprint.fields.push_back({i, n * i});
     op.owner.id = "0123456789abcdef";
-    std::memcpy(op.nonce.bytes.data(), &n, sizeof n);
+    const std::uint64_t nonce = n + 1;  // the empty one is nobody's
+    std::memcpy(op.nonce.bytes.data(), &nonce, sizeof nonce);
     op.not_after.us = std::int64_t{1} << 52;
     op.starts_call = true;
     op.label = "chat";
