@@ -3,14 +3,15 @@
 //
 //     bench_stream_client --port N [--streams 200] [--events 50] [--gap 20] [--calls 1] [--reuse
 //     0|1]
-//                         [--key PREFIX] [--same-key KEY] [--spread MS]
+//                         [--key PREFIX] [--same-key KEY] [--spread MS] [--stamped 0|1]
 //
 // Each of `streams` places makes `calls` calls one after the other, on one connection (--reuse 1)
 // or on a new one each, closed after its answer as OpenAI's synchronous client does (--reuse 0).
 // The starts are spread over `spread` milliseconds. With
 // --key each call has an id of its own, with --same-key all have that one. Times: an event counts
 // as arrived when the read that holds its end returns; a gap is the time between two content events
-// of one stream; events of one read have gap 0.
+// of one stream; events of one read have gap 0. With --stamped events say when they were sent, and
+// the time from then to their arrival is measured too.
 #include "net.hpp"
 
 namespace {
@@ -22,6 +23,7 @@ constexpr std::int64_t patience = 30 * second;
 
 struct Totals {
     std::vector<std::int64_t> gaps;
+    std::vector<std::int64_t> delays;  ///< Of stamped events.
     std::int64_t complete = 0;
     std::int64_t not_2xx = 0;
     std::int64_t errors = 0;  ///< Connections that failed or ended within an answer.
@@ -33,7 +35,7 @@ struct Totals {
 
 struct Settings {
     std::int64_t port, streams, events, gap, calls, spread;
-    bool reuse;
+    bool reuse, stamped;
     std::string key, same_key;
 };
 
@@ -85,13 +87,15 @@ class Place {
 
   private:
     void send_request() {
+        asked_ = now();
         answer_ = {};
         body_.clear();
         scanned_ = 0;
         arrived_ = 0;
         last_event_ = 0;
-        const std::string model =
-            "stream-" + std::to_string(settings_.events) + "-" + std::to_string(settings_.gap);
+        const std::string model = (settings_.stamped ? "stamped-" : "stream-") +
+                                  std::to_string(settings_.events) + "-" +
+                                  std::to_string(settings_.gap);
         std::string key = settings_.same_key;
         if (key.empty() && !settings_.key.empty()) {
             key = settings_.key + "-" + std::to_string(index_) + "-" + std::to_string(call_);
@@ -111,6 +115,12 @@ class Place {
             scanned_ = end + 2;
             if (event.find(R"("delta":{"content")") == event.npos)
                 continue;  // the end, or a comment
+            constexpr std::string_view sent = R"("content":"sent )";
+            if (const auto at = event.find(sent); at != event.npos) {
+                // What was sent before it was asked for has waited for the asking.
+                const std::int64_t stamp = std::atoll(event.data() + at + sent.size());
+                if (stamp > asked_) totals_.delays.push_back(last_byte_ - stamp);
+            }
             if (arrived_++ > 0) totals_.gaps.push_back(last_byte_ - last_event_);
             last_event_ = last_byte_;
         }
@@ -126,7 +136,7 @@ class Place {
         } else {
             ++totals_.complete;
             if (totals_.body.empty()) totals_.body = body_;
-            if (body_ != totals_.body) ++totals_.different;
+            if (body_ != totals_.body && !settings_.stamped) ++totals_.different;
         }
         if (!settings_.reuse || !whole || !answer_.reusable()) {
             close(fd_);
@@ -151,6 +161,7 @@ class Place {
     std::int64_t arrived_ = 0;
     std::int64_t last_byte_ = 0;
     std::int64_t last_event_ = 0;
+    std::int64_t asked_ = 0;
 };
 
 }  // namespace
@@ -165,7 +176,8 @@ int main(int argc, char** argv) {
                            {"reuse", "0"},
                            {"key", ""},
                            {"same-key", ""},
-                           {"spread", "200"}});
+                           {"spread", "200"},
+                           {"stamped", "0"}});
     const Settings settings{.port = options.number("port"),
                             .streams = options.number("streams"),
                             .events = options.number("events"),
@@ -173,6 +185,7 @@ int main(int argc, char** argv) {
                             .calls = options.number("calls"),
                             .spread = options.number("spread"),
                             .reuse = options.number("reuse") != 0,
+                            .stamped = options.number("stamped") != 0,
                             .key = options.text("key"),
                             .same_key = options.text("same-key")};
     Poll poll;
@@ -206,15 +219,20 @@ int main(int argc, char** argv) {
         }
     }
     std::sort(totals.gaps.begin(), totals.gaps.end());
+    std::sort(totals.delays.begin(), totals.delays.end());
     const bool any = !totals.gaps.empty();
+    const bool stamped = !totals.delays.empty();
     std::printf(
         "{\"calls\":%lld,\"complete\":%lld,\"not_2xx\":%lld,\"errors\":%lld,\"incomplete\":%lld,"
         "\"different\":%lld,"
-        "\"body_bytes\":%zu,\"gaps\":%zu,\"p50_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f}\n",
+        "\"body_bytes\":%zu,\"gaps\":%zu,\"p50_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f,"
+        "\"delays\":%zu,\"delay_p50_us\":%.1f,\"delay_p99_us\":%.1f}\n",
         static_cast<long long>(settings.streams * settings.calls),
         static_cast<long long>(totals.complete), static_cast<long long>(totals.not_2xx),
         static_cast<long long>(totals.errors), static_cast<long long>(totals.incomplete),
         static_cast<long long>(totals.different), totals.body.size(), totals.gaps.size(),
         any ? quantile_us(totals.gaps, 0.50) : 0, any ? quantile_us(totals.gaps, 0.99) : 0,
-        any ? quantile_us(totals.gaps, 1) : 0);
+        any ? quantile_us(totals.gaps, 1) : 0, totals.delays.size(),
+        stamped ? quantile_us(totals.delays, 0.50) : 0,
+        stamped ? quantile_us(totals.delays, 0.99) : 0);
 }

@@ -5,6 +5,7 @@
 //     bench_upstream [--port N]      prints the port; 0 takes a free one
 //
 // The body's model says what a POST gets: `stream-N-MS`: N events, MS milliseconds apart;
+// `stamped-N-MS`: the same, and each says when it was sent;
 // `bytes-N`: JSON of exactly N bytes; anything else: a chat completion of about 700 bytes. GET
 // /count says how many POSTs there were.
 #include <csignal>
@@ -56,6 +57,13 @@ const std::string stream_head =
     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 const std::string stream_event =
     chunk(event(R"("choices":[{"index":0,"delta":{"content":"word "},"finish_reason":null}])"));
+/// An event that says when it was sent, by the clock that all processes of the machine share.
+std::string stamped_event() {
+    char digits[24];
+    std::snprintf(digits, sizeof digits, "%019lld", static_cast<long long>(now()));
+    return chunk(event(R"("choices":[{"index":0,"delta":{"content":"sent )" + std::string(digits) +
+                       R"("},"finish_reason":null}])"));
+}
 const std::string stream_end =
     chunk(event(R"("choices":[{"index":0,"delta":{},"finish_reason":"stop"}])")) +
     chunk("data: [DONE]\n\n") + "0\r\n\r\n";
@@ -68,6 +76,7 @@ struct Connection {
     std::int64_t events_left =
         -1;  ///< Of the running stream; -1: none runs, 0: only its end is left.
     std::int64_t gap = 0;
+    bool stamped = false;  ///< Its events say when they were sent.
 };
 
 struct Due {
@@ -165,7 +174,9 @@ class Upstream {
             } else {
                 ++posts_;
                 if (model.starts_with("stream-")) {
-                    begin_stream(fd, connection, model.substr(7));
+                    begin_stream(fd, connection, model.substr(7), false);
+                } else if (model.starts_with("stamped-")) {
+                    begin_stream(fd, connection, model.substr(8), true);
                 } else if (model.starts_with("bytes-")) {
                     write(fd, connection, of_bytes(to_size(model.substr(6))));
                 } else {
@@ -182,9 +193,10 @@ class Upstream {
         return made;
     }
 
-    void begin_stream(int fd, Connection& connection, std::string_view numbers) {
+    void begin_stream(int fd, Connection& connection, std::string_view numbers, bool stamped) {
         const std::size_t dash = numbers.find('-');
-        if (dash == numbers.npos) fail("a model stream- without two numbers");
+        if (dash == numbers.npos) fail("a model of a stream without two numbers");
+        connection.stamped = stamped;
         connection.events_left = static_cast<std::int64_t>(to_size(numbers.substr(0, dash)));
         connection.gap = static_cast<std::int64_t>(to_size(numbers.substr(dash + 1))) * ms;
         write(fd, connection, stream_head);
@@ -206,7 +218,7 @@ class Upstream {
                 answer(due.fd, connection);
             } else {
                 --connection.events_left;
-                write(due.fd, connection, stream_event);
+                write(due.fd, connection, connection.stamped ? stamped_event() : stream_event);
                 due_.push({due.at + connection.gap, due.fd, due.generation});
             }
         }
