@@ -42,6 +42,10 @@ constexpr milliseconds background_backoff_max{2000};
 /// How long stop() waits for what runs in the background.
 constexpr milliseconds stop_patience{1000};
 
+Place chunk_place(const StoredKey& key, std::uint32_t n) {
+    return {.kind = Place::Kind::chunk, .of = key, .n = n};
+}
+
 class Backoff {
   public:
     Backoff(milliseconds first, milliseconds max) : next_(first), max_(max) {}
@@ -194,8 +198,7 @@ class Engine::Impl {
 
     Task<Result<void>> put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes) {
         if (lease.data_key_) {
-            bytes = lease.data_key_->seal({.kind = Place::Kind::chunk, .of = lease.key_, .n = n},
-                                          bytes);
+            bytes = lease.data_key_->seal(chunk_place(lease.key_, n), bytes);
         }
         core::Item item{lease.key_, core::PutChunk{lease.token(), n, std::move(bytes)}};
         auto reply =
@@ -208,7 +211,8 @@ class Engine::Impl {
     }
 
     Task<Completion> complete(LeaseGuard& lease, core::Answer answer, core::Usage usage,
-                              std::optional<core::Append> append) {
+                              std::optional<core::Append> append,
+                              std::vector<std::string> unwritten) {
         base::fault_point("engine.complete.before");
         const SteadyTime deadline = loop_.now() + options_.record_patience;
         const std::shared_ptr<const std::string> plain = answer.body;
@@ -218,6 +222,8 @@ class Engine::Impl {
                 std::string id = vault_->stored_id(append->conversation, append->request_id);
                 lease.data_key_->seal(*append, std::move(id));
             }
+            for (std::uint32_t n = 0; n < unwritten.size(); ++n)
+                unwritten[n] = lease.data_key_->seal(chunk_place(lease.key_, n), unwritten[n]);
         }
         Delivery delivery(
             SpoolEntry{.key = lease.key_,
@@ -226,7 +232,7 @@ class Engine::Impl {
                        .fingerprint = lease.fingerprint_,
                        .policy = lease.policy_,
                        .tenant = lease.data_key_ ? lease.data_key_->tenant() : core::TenantTag{},
-                       .chunks = {}});
+                       .chunks = std::move(unwritten)});
         delivery.data_key = lease.data_key_;
         delivery.plain = plain;
         Backoff backoff(foreground_backoff_first, foreground_backoff_max);
@@ -641,6 +647,17 @@ class Engine::Impl {
             answer.body_digest = {};
             delivery.data_key->seal(entry.key, answer);
         }
+        if (!entry.chunks.empty()) {
+            base::Sha256 whole;
+            for (std::uint32_t n = 0; n < entry.chunks.size(); ++n) {
+                const auto plain = old->open(chunk_place(entry.key, n), entry.chunks[n]);
+                SEMEL_ASSERT(plain, "what was sealed under a key is opened by it");
+                whole.update(*plain);
+                entry.chunks[n] = delivery.data_key->seal(chunk_place(entry.key, n), *plain);
+            }
+            answer.body_digest = whole.finish();
+            delivery.data_key->seal(entry.key, answer);
+        }
         if (auto& append = entry.complete.append) {
             std::string id = append->request_id;
             if (old->open(*append)) delivery.data_key->seal(*append, std::move(id));
@@ -857,8 +874,10 @@ Task<Result<void>> Engine::put_chunk(LeaseGuard& lease, std::uint32_t n, std::st
     return impl_->put_chunk(lease, n, std::move(bytes));
 }
 Task<Completion> Engine::complete(LeaseGuard& lease, core::Answer answer, core::Usage usage,
-                                  std::optional<core::Append> append) {
-    return impl_->complete(lease, std::move(answer), std::move(usage), std::move(append));
+                                  std::optional<core::Append> append,
+                                  std::vector<std::string> unwritten) {
+    return impl_->complete(lease, std::move(answer), std::move(usage), std::move(append),
+                           std::move(unwritten));
 }
 Task<core::RecordPtr> Engine::fail(LeaseGuard& lease, core::Fail failure) {
     return impl_->fail(lease, std::move(failure));

@@ -355,6 +355,36 @@ TEST_F(SealedEngineTest, the_spool_holds_sealed_bytes_and_a_later_process_delive
     EXPECT_EQ(duplicate(*a, "x"), plain);
 }
 
+TEST_F(SealedEngineTest, a_big_answer_waits_in_the_spool_with_its_chunks_and_is_delivered_whole) {
+    auto lease = granted(*a, request("big"));
+    const std::vector<std::string> chunks{"first PLAINTEXT chunk", "second PLAINTEXT chunk"};
+    core::Answer answer;
+    answer.http_status = 200;
+    answer.body_kind = core::BodyKind::chunks;
+    answer.chunk_count = 2;
+    answer.body_bytes = chunks[0].size() + chunks[1].size();
+    answer.body_digest = base::sha256(chunks[0] + chunks[1]);
+    a->store.down = true;
+    const Completion done = wait(a->engine.complete(*lease, answer, {}, std::nullopt, chunks));
+    EXPECT_EQ(done.kind, Completion::Kind::pending);
+    EXPECT_GT(spooled("a").size(), answer.body_bytes);
+    EXPECT_EQ(spooled("a").find("PLAINTEXT"), std::string::npos);
+    a.reset();
+    a = std::make_unique<Node>(*this, "a");
+    run_for(5s);
+    EXPECT_EQ(a->spool->size(), 0u);
+    const core::RecordPtr record = *wait(b->engine.get(key_of("big")));
+    ASSERT_TRUE(record && record->answer);
+    EXPECT_EQ(record->answer->body_kind, core::BodyKind::chunks);
+    EXPECT_EQ(record->answer->body_digest, answer.body_digest);
+    for (std::uint32_t n = 0; n < 2; ++n) {
+        const auto read =
+            wait(b->engine.ask({key_of("big"), core::GetChunk{record->token, n}}, tenant_of(1)));
+        ASSERT_TRUE(read);
+        EXPECT_EQ(std::get<core::ChunkFound>(read->outcome).bytes, chunks[n]);
+    }
+}
+
 TEST_F(SealedEngineTest, a_spooled_answer_of_an_erased_tenant_is_recorded_and_not_kept) {
     auto lease = granted(*a, request("x"));
     a->store.down = true;

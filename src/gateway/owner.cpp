@@ -23,8 +23,6 @@ constexpr auto end_after_terminal = 250ms;
 constexpr auto followers_look = 250ms;
 /// Between two tries to write a chunk of a big answer while the store is down.
 constexpr auto chunk_retry = 500ms;
-/// After that the answer is given up as not kept.
-constexpr auto chunk_patience = 10min;
 
 bool is_event_stream(std::string_view content_type) {
     constexpr std::string_view type = "text/event-stream";
@@ -490,7 +488,7 @@ Task<> Owner::pump_stream(Attempt& attempt, http::Response& response, AnswerHead
                 attempt.not_kept = true;
                 state_.metrics.answers_not_kept.add();
             }
-            co_await write_chunks(attempt, {}, false);
+            co_await write_chunks(attempt, {}, std::nullopt);
         }
         if (terminal && end_timer == 0) {
             // All of the answer is here. The body's own end is waited for briefly, so that the
@@ -634,35 +632,41 @@ Task<> Owner::not_complete(Attempt& attempt, core::Fail failure, AnswerShape::Re
     attempt.tell(Journal::End::whole, rendered.body);
 }
 
-/// Writes the full chunks that the journal holds (all, with `last`, at the end). False: gave up.
-Task<bool> Owner::write_chunks(Attempt& attempt, std::string_view last, bool until_done) {
-    if (attempt.not_kept || (attempt.chunks_waiting && !until_done)) co_return false;
+/// Part of the whole answer: what the journal holds, then `last`. False: the spill file cannot be
+/// read.
+bool Owner::read_answer(Attempt& attempt, std::string_view last, std::uint64_t offset,
+                        std::size_t size, std::string& out) {
     Journal& journal = attempt.flight->journal();
     const std::uint64_t journaled = journal.view().bytes;
-    const std::uint64_t total = journaled + last.size();
-    if (!until_done && total <= core::inline_body_max_bytes) co_return true;
-    const SteadyTime give_up = engine_.loop().now() + chunk_patience;
+    out.clear();
+    std::string part;
+    while (out.size() < size && offset + out.size() < journaled) {
+        journal.read(offset + out.size(), size - out.size(), part);
+        if (part.empty()) return false;
+        out += part;
+    }
+    if (out.size() < size)
+        out += last.substr(static_cast<std::size_t>(offset + out.size() - journaled),
+                           size - out.size());
+    return true;
+}
+
+/// Writes the full chunks that the journal holds; with `until` all, at the end, trying again until
+/// then. False: not all of them.
+Task<bool> Owner::write_chunks(Attempt& attempt, std::string_view last,
+                               std::optional<SteadyTime> until) {
+    if (attempt.not_kept || (attempt.chunks_waiting && !until)) co_return false;
+    const std::uint64_t total = attempt.flight->journal().view().bytes + last.size();
+    if (!until && total <= core::inline_body_max_bytes) co_return true;
     std::string chunk;
     for (;;) {
         const std::uint64_t offset =
             std::uint64_t{attempt.chunks_written} * core::inline_body_max_bytes;
         const std::uint64_t left = total - std::min(offset, total);
-        if (left == 0 || (!until_done && left < core::inline_body_max_bytes)) co_return true;
+        if (left == 0 || (!until && left < core::inline_body_max_bytes)) co_return true;
         const auto size =
             static_cast<std::size_t>(std::min<std::uint64_t>(left, core::inline_body_max_bytes));
-        chunk.clear();
-        if (offset < journaled) {
-            std::string part;
-            while (chunk.size() < size && offset + chunk.size() < journaled) {
-                journal.read(offset + chunk.size(), size - chunk.size(), part);
-                if (part.empty()) co_return false;  // the spill file cannot be read
-                chunk += part;
-            }
-        }
-        if (chunk.size() < size) {
-            const auto from = static_cast<std::size_t>(offset + chunk.size() - journaled);
-            chunk += last.substr(from, size - chunk.size());
-        }
+        if (!read_answer(attempt, last, offset, size, chunk)) co_return false;
         const auto written =
             co_await engine_.put_chunk(*attempt.lease, attempt.chunks_written, chunk);
         if (written) {
@@ -671,10 +675,29 @@ Task<bool> Owner::write_chunks(Attempt& attempt, std::string_view last, bool unt
             continue;
         }
         attempt.chunks_waiting = true;
-        if (!until_done || attempt.lease->overtaken() || engine_.loop().now() >= give_up)
-            co_return false;
-        co_await engine_.loop().sleep_for(chunk_retry);
+        const SteadyTime again = engine_.loop().now() + chunk_retry;
+        if (!until || attempt.lease->overtaken() || again >= *until) co_return false;
+        co_await engine_.loop().sleep_until(again);
     }
+}
+
+/// All chunks of an answer of which not all could be written, and the digest of the whole. Empty:
+/// the spill file cannot be read.
+std::vector<std::string> Owner::unwritten_chunks(Attempt& attempt, std::string_view last,
+                                                 base::Digest& digest) {
+    const std::uint64_t total = attempt.flight->journal().view().bytes + last.size();
+    std::vector<std::string> chunks;
+    base::Sha256 whole;
+    for (std::uint64_t offset = 0; offset < total; offset += core::inline_body_max_bytes) {
+        const auto size = static_cast<std::size_t>(
+            std::min<std::uint64_t>(total - offset, core::inline_body_max_bytes));
+        std::string chunk;
+        if (!read_answer(attempt, last, offset, size, chunk)) return {};
+        whole.update(chunk);
+        chunks.push_back(std::move(chunk));
+    }
+    digest = whole.finish();
+    return chunks;
 }
 
 Task<> Owner::record(Attempt& attempt, std::string last) {
@@ -700,31 +723,39 @@ Task<> Owner::record(Attempt& attempt, std::string last) {
     if (answer.body_bytes > state_.config.record_max_bytes) attempt.not_kept = true;
     runtime::TimerId patience = 0;
     Loop& loop = engine_.loop();
+    std::vector<std::string> chunks;
     if (!attempt.not_kept && answer.body_bytes > core::inline_body_max_bytes) {
         // The client does not wait for a store that is down longer than for any other answer.
         patience = loop.at(loop.now() + engine_.options().record_patience, [&attempt, &last, this] {
             state_.metrics.record_pending.add();
             attempt.tell(Journal::End::whole, last, true);
         });
-        if (co_await write_chunks(attempt, last, true)) {
+        const SteadyTime until = loop.now() + engine_.options().record_patience;
+        if (co_await write_chunks(attempt, last, until)) {
             answer.body_kind = core::BodyKind::chunks;
             answer.chunk_count = attempt.chunks_written;
             answer.body_digest = attempt.chunk_digest.finish();
         } else {
-            attempt.not_kept = true;
-            state_.metrics.answers_not_kept.add();
+            // With the record, as soon as the store takes it: until then in the spool.
+            chunks = unwritten_chunks(attempt, last, answer.body_digest);
+            answer.body_kind = core::BodyKind::chunks;
+            answer.chunk_count = static_cast<std::uint32_t>(chunks.size());
+            attempt.not_kept = chunks.empty();
+            if (attempt.not_kept) state_.metrics.answers_not_kept.add();
         }
     }
     if (attempt.not_kept) {
         answer.body_kind = core::BodyKind::not_kept;
+        answer.body_digest = {};
     } else if (answer.body_kind == core::BodyKind::inline_body) {
         std::string body;
         journal.read(0, core::inline_body_max_bytes, body);
         body += last;
         answer.body = std::make_shared<const std::string>(std::move(body));
     }
-    const engine::Completion completion = co_await engine_.complete(
-        *attempt.lease, std::move(answer), std::move(usage), attempt.call.shape->append());
+    const engine::Completion completion =
+        co_await engine_.complete(*attempt.lease, std::move(answer), std::move(usage),
+                                  attempt.call.shape->append(), std::move(chunks));
     loop.cancel(patience);
     switch (completion.kind) {
         case engine::Completion::Kind::recorded:
@@ -733,7 +764,7 @@ Task<> Owner::record(Attempt& attempt, std::string last) {
                          completion.record ? completion.record->expires : core::StoreTime{});
             break;
         case engine::Completion::Kind::pending:
-            state_.metrics.record_pending.add();
+            if (!attempt.told) state_.metrics.record_pending.add();
             attempt.tell(Journal::End::whole, last, true);
             break;
         case engine::Completion::Kind::overtaken:

@@ -82,7 +82,12 @@ class Owner {
     Task<> not_complete(Attempt& attempt, core::Fail failure, AnswerShape::Rendered rendered,
                         const Problem& problem);
     Task<> record(Attempt& attempt, std::string last);
-    Task<bool> write_chunks(Attempt& attempt, std::string_view last, bool until_done);
+    static bool read_answer(Attempt& attempt, std::string_view last, std::uint64_t offset,
+                            std::size_t size, std::string& out);
+    Task<bool> write_chunks(Attempt& attempt, std::string_view last,
+                            std::optional<SteadyTime> until);
+    static std::vector<std::string> unwritten_chunks(Attempt& attempt, std::string_view last,
+                                                     base::Digest& digest);
 
     Process::State& state_;
     engine::Engine& engine_;

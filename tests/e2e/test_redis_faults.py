@@ -371,9 +371,10 @@ def test_an_answer_that_finds_redis_full_waits_in_the_spool_and_is_paid_once(gat
     assert len(up.paid()) == 1 and in_all((one, other), "semel_paid_maybe_twice_total") == 0
 
 
-def test_a_killed_gateway_delivers_at_its_next_start_what_a_full_redis_refused(gateways, redis, up):
+@pytest.mark.parametrize("body", ["a small answer", "a big answer, in chunks " * 40_000], ids=["small", "big"])
+def test_a_killed_gateway_delivers_at_its_next_start_what_a_full_redis_refused(gateways, redis, up, body):
     gate = Gate()
-    up.on("held", upstream.plain(gate=gate))
+    up.on("held", upstream.plain(body, gate=gate))
     one, = gateways(1)
     call = background(one.chat, "k", model="held")
     gate.wait_until_entered()
@@ -381,7 +382,8 @@ def test_a_killed_gateway_delivers_at_its_next_start_what_a_full_redis_refused(g
     gate.open()
     answer = call.result(20)
     assert (answer.status, answer.headers["semel-record"]) == (200, "pending")
-    assert one.metric("semel_spool_entries") == 1
+    eventually(lambda: one.metric("semel_spool_entries") == 1)
+    assert all(body[:20].encode() not in file.read_bytes() for file in (one.folder / "semel-spool").iterdir()), "sealed"
     one.kill()
     one.start()
     assert one.metric("semel_spool_entries") == 1
