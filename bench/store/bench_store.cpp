@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "base/hash.hpp"
+#include "intents.hpp"
 #include "core/record_codec.hpp"
 #include "core/transition.hpp"
 #include "stores/rocksdb/rocksdb_store.hpp"
@@ -34,10 +34,10 @@ namespace {
 
 using namespace semel;
 using namespace semel::core;
+using namespace bench;
 using Steady = std::chrono::steady_clock;
 
 constexpr std::size_t in_flight = 64;
-constexpr std::size_t body_bytes = 1024;
 constexpr std::size_t lookup_records = 5000;
 constexpr std::size_t memory_records = 100'000;
 
@@ -55,47 +55,6 @@ struct Settings {
 
 double seconds_since(Steady::time_point start) {
     return std::chrono::duration<double>(Steady::now() - start).count();
-}
-
-StoredKey key_of(std::uint64_t n) { return base::sha256(std::to_string(n)); }
-
-Acquire acquire_of(std::uint64_t n) {
-    Acquire op;
-    op.fingerprint.raw = key_of(n);
-    op.fingerprint.canonical = key_of(n + 1);
-    for (std::uint64_t i = 0; i < 4; ++i) op.fingerprint.fields.push_back({i, n * i});
-    op.owner.id = "0123456789abcdef";
-    const std::uint64_t nonce = n + 1;  // the empty one is nobody's
-    std::memcpy(op.nonce.bytes.data(), &nonce, sizeof nonce);
-    op.not_after.us = std::int64_t{1} << 52;
-    op.starts_call = true;
-    op.label = "chat";
-    return op;
-}
-
-const Answer& answer() {
-    static const Answer made = [] {
-        std::string body;
-        for (std::uint64_t i = 0; body.size() < body_bytes; ++i) body += base::hex(key_of(i).view());
-        body.resize(body_bytes);
-        Answer out;
-        out.http_status = 200;
-        out.content_type = "application/json";
-        out.headers = {{"x-request-id", "req_0123456789abcdef"}, {"openai-processing-ms", "812"}};
-        out.body = std::make_shared<const std::string>(body);
-        out.body_bytes = body.size();
-        out.body_digest = base::sha256(body);
-        return out;
-    }();
-    return made;
-}
-
-Complete complete_of(FencingToken token, const Nonce& nonce) {
-    return {.token = token,
-            .nonce = nonce,
-            .answer = answer(),
-            .usage = {.model = "gpt-4o-mini", .input_tokens = 120, .output_tokens = 200, .upstream_ids = {}},
-            .append = std::nullopt};
 }
 
 struct Spread {

@@ -10,7 +10,7 @@
 #include "engine/sweeper.hpp"
 #include "stores/memory/memory_store.hpp"
 #include "support/faulty_store.hpp"
-#include "support/manual_clock.hpp"
+#include "support/virtual_time.hpp"
 
 namespace semel::engine {
 namespace {
@@ -69,7 +69,7 @@ class Amnesia final : public core::Store {
     std::map<StoredKey, std::unique_ptr<core::Store>> stores_;
 };
 
-struct EngineTest : testing::Test {
+struct EngineTest : testing::Test, support::VirtualTime {
     /// One process.
     struct Node {
         Node(EngineTest& t, const std::string& id)
@@ -84,60 +84,9 @@ struct EngineTest : testing::Test {
         Engine engine;
     };
 
-    support::ManualClock clock;
     Amnesia truth{clock};
-    runtime::Loop loop{clock, runtime::Loop::Mode::simulated};
-    std::multimap<SteadyTime, std::function<void()>> events;
     std::unique_ptr<Node> a = std::make_unique<Node>(*this, "a");
     std::unique_ptr<Node> b = std::make_unique<Node>(*this, "b");
-
-    void later(std::chrono::microseconds d, std::function<void()> fn) {
-        events.emplace(clock.steady() + d, std::move(fn));
-    }
-
-    void run_for(std::chrono::microseconds d) {
-        const SteadyTime end = clock.steady() + d;
-        for (;;) {
-            loop.fire_due();
-            loop.run_ready();
-            SteadyTime next = loop.next_timer().value_or(SteadyTime::max());
-            if (!events.empty()) next = std::min(next, events.begin()->first);
-            if (next > end) break;
-            clock.advance(
-                std::max(std::chrono::ceil<std::chrono::microseconds>(next - clock.steady()), 0us));
-            while (!events.empty() && events.begin()->first <= clock.steady()) {
-                auto event = events.extract(events.begin());
-                event.mapped()();
-            }
-        }
-        clock.advance(std::chrono::ceil<std::chrono::microseconds>(end - clock.steady()));
-        loop.fire_due();
-        loop.run_ready();
-    }
-
-    /// Runs a task to its end; virtual time passes as it needs.
-    template <class T>
-    T wait(Task<T> task) {
-        std::optional<T> result;
-        loop.spawn(store_into(std::move(task), result));
-        for (int i = 0; i < 100'000 && !result; ++i) run_for(1ms);
-        EXPECT_TRUE(result.has_value()) << "it never ended";
-        return std::move(*result);
-    }
-    void wait(Task<> task) {
-        bool done = false;
-        loop.spawn(set_when_done(std::move(task), done));
-        for (int i = 0; i < 100'000 && !done; ++i) run_for(1ms);
-        EXPECT_TRUE(done) << "it never ended";
-    }
-    template <class T>
-    static Task<> store_into(Task<T> task, std::optional<T>& into) {
-        into.emplace(co_await std::move(task));
-    }
-    static Task<> set_when_done(Task<> task, bool& done) {
-        co_await std::move(task);
-        done = true;
-    }
 
     static Engine::AcquireRequest request(const std::string& name,
                                           core::OnUnknown on_unknown = core::OnUnknown::rerun) {

@@ -5,13 +5,12 @@
 
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <sstream>
 
 #include "engine/engine.hpp"
 #include "stores/memory/memory_store.hpp"
 #include "support/faulty_store.hpp"
-#include "support/manual_clock.hpp"
+#include "support/virtual_time.hpp"
 
 namespace semel::engine {
 namespace {
@@ -34,7 +33,7 @@ core::Answer answer_of(std::string_view body) {
     return answer;
 }
 
-struct SealedEngineTest : testing::Test {
+struct SealedEngineTest : testing::Test, support::VirtualTime {
     /// A folder of its own for spools, gone with the test.
     struct Folder {
         Folder() {
@@ -87,48 +86,9 @@ struct SealedEngineTest : testing::Test {
     };
 
     Folder folder;
-    support::ManualClock clock;
     std::unique_ptr<core::Store> truth = stores::make_memory_store(clock);
-    runtime::Loop loop{clock, runtime::Loop::Mode::simulated};
-    std::multimap<SteadyTime, std::function<void()>> events;
     std::unique_ptr<Node> a = std::make_unique<Node>(*this, "a");
     std::unique_ptr<Node> b = std::make_unique<Node>(*this, "b");
-
-    void later(std::chrono::microseconds d, std::function<void()> fn) {
-        events.emplace(clock.steady() + d, std::move(fn));
-    }
-
-    void run_for(std::chrono::microseconds d) {
-        const SteadyTime end = clock.steady() + d;
-        for (;;) {
-            loop.fire_due();
-            loop.run_ready();
-            SteadyTime next = loop.next_timer().value_or(SteadyTime::max());
-            if (!events.empty()) next = std::min(next, events.begin()->first);
-            if (next > end) break;
-            clock.advance(
-                std::max(std::chrono::ceil<std::chrono::microseconds>(next - clock.steady()), 0us));
-            while (!events.empty() && events.begin()->first <= clock.steady()) {
-                auto event = events.extract(events.begin());
-                event.mapped()();
-            }
-        }
-        clock.advance(std::chrono::ceil<std::chrono::microseconds>(end - clock.steady()));
-        loop.fire_due();
-        loop.run_ready();
-    }
-    template <class T>
-    T wait(Task<T> task) {
-        std::optional<T> result;
-        loop.spawn(store_into(std::move(task), result));
-        for (int i = 0; i < 100'000 && !result; ++i) run_for(1ms);
-        EXPECT_TRUE(result.has_value()) << "it never ended";
-        return std::move(*result);
-    }
-    template <class T>
-    static Task<> store_into(Task<T> task, std::optional<T>& into) {
-        into.emplace(co_await std::move(task));
-    }
 
     static Engine::AcquireRequest request(const std::string& name, std::uint8_t tenant = 1,
                                           std::string_view body = "body") {
