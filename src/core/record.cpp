@@ -20,6 +20,14 @@ bool undecided(const Record& record) {
 const char* contradiction(const Record& record) {
     constexpr std::uint64_t token_limit = std::uint64_t{1} << 53;
     if (record.token.value >= token_limit) return "the token is above 2^53";
+    // Some centuries: what is added to a time must not leave its range.
+    constexpr milliseconds retention_limit{std::int64_t{1} << 45};
+    for (const milliseconds retention :
+         {record.policy.retention_completed, record.policy.retention_failed,
+          record.policy.retention_dead}) {
+        if (retention < milliseconds{0} || retention > retention_limit)
+            return "a retention is below zero or beyond a thousand years";
+    }
     if (record.uncharged_attempts > record.attempt)
         return "more attempts are uncharged than there were";
     if (record.final && record.status != Status::failed) return "final, but not FAILED";

@@ -307,6 +307,7 @@ TEST_F(SealedEngineTest, the_spool_holds_sealed_bytes_and_a_later_process_delive
     EXPECT_EQ(done.kind, Completion::Kind::pending);
     EXPECT_GT(spooled("a").size(), plain.size());
     EXPECT_EQ(spooled("a").find("PLAINTEXT"), std::string::npos);
+    wait(a->engine.stop());
     a.reset();
     a = std::make_unique<Node>(*this, "a");  // the same folder, without the keys
     run_for(5s);
@@ -329,6 +330,7 @@ TEST_F(SealedEngineTest, a_big_answer_waits_in_the_spool_with_its_chunks_and_is_
     EXPECT_EQ(done.kind, Completion::Kind::pending);
     EXPECT_GT(spooled("a").size(), answer.body_bytes);
     EXPECT_EQ(spooled("a").find("PLAINTEXT"), std::string::npos);
+    wait(a->engine.stop());
     a.reset();
     a = std::make_unique<Node>(*this, "a");
     run_for(5s);

@@ -20,6 +20,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto found = std::make_shared<const core::Record>(*record);
     const core::StoreTime now{static_cast<std::int64_t>(record->token.value)};
     core::decide(found, core::Get{}, now);
-    core::decide(found, core::Settle{record->token}, now);
+    // The store's own acquires read before they ask: what has been decided is decided here.
+    core::Acquire acquire;
+    acquire.not_after = now;
+    acquire.fingerprint = record->fingerprint;
+    if (record->status == core::Status::completed) core::decide(found, acquire, now);
     return 0;
 }
