@@ -14,13 +14,7 @@ local GRANTED, LATE, APPLIED = 0, 7, 8
 local PROCESSING = 1
 local HEADER_BYTES = 212
 
-local now = ARGV[1]
-if now == '' then
-    local time = redis.call('TIME')
-    now = time[1] * 1000000 + time[2]
-else
-    now = tonumber(now)
-end
+-- @time@
 
 local function granted_first(token, lease)
     return pack('<BI8BI8I4I4I8BI8', GRANTED, now, 1, token, 1, 1, now + lease, 0, now)

@@ -1,13 +1,7 @@
 -- Removes one thing whose life is over and that the server has not expired itself; checks and removes in one step.
 -- ARGV[1] the time, empty: the server's; ARGV[2] what: r KEYS[1] a record, s KEYS[1] a conversation, c KEYS[1] a chunk of
 -- token ARGV[3] of the record KEYS[2], u the name KEYS[2] in the set of undecided KEYS[1] although there is no such record.
-local now = ARGV[1]
-if now == '' then
-    local time = redis.call('TIME')
-    now = time[1] * 1000000 + time[2]
-else
-    now = tonumber(now)
-end
+-- @time@
 local IDLE = 30 * 24 * 3600 * 1000000
 
 local function life(key)
