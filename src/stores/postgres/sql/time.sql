@@ -1,0 +1,2 @@
+-- $1 the time in us or NULL.
+SELECT @now@

@@ -1,0 +1,2 @@
+-- $1 key.
+DELETE FROM @schema@.semel_turns WHERE k = $1::bytea
