@@ -12,10 +12,15 @@ namespace asio = runtime::asio;
 struct Batcher::Gate {
     std::mutex mutex;
     Batcher* batcher = nullptr;
+    std::vector<Answer> answers;  ///< Of single items; while there are any, a post for them is under way.
 };
 
 Batcher::Batcher(Loop& loop, core::Store& store, Observer observer)
-    : loop_(loop), store_(store), observer_(std::move(observer)), gate_(std::make_shared<Gate>()) {
+    : loop_(loop),
+      store_(store),
+      singly_(dynamic_cast<core::AnswersSingly*>(&store)),
+      observer_(std::move(observer)),
+      gate_(std::make_shared<Gate>()) {
     gate_->batcher = this;
 }
 
@@ -79,6 +84,7 @@ void Batcher::flush() {
                                    [](const Waiter& w) { return w.deadline != SteadyTime::max(); });
     if (timed) watch_deadlines();
     std::vector<core::Item> items = std::exchange(items_, {});
+    if (singly_ != nullptr) return flush_singly(*singly_, batch, std::move(items));
     store_.submit(std::move(items), [gate = gate_, batch](core::BatchResults results) {
         batch->results = std::move(results);
         const std::lock_guard lock(gate->mutex);
@@ -87,6 +93,43 @@ void Batcher::flush() {
             if (gate->batcher != nullptr) gate->batcher->answered(batch);
         });
     });
+}
+
+void Batcher::flush_singly(core::AnswersSingly& store, const BatchPtr& batch,
+                           std::vector<core::Item> items) {
+    batch->open = items.size();
+    const auto done = [gate = gate_, batch](std::size_t index, Result<Decided> result) {
+        const std::lock_guard lock(gate->mutex);
+        if (gate->batcher == nullptr) return;
+        gate->answers.push_back({batch, index, std::move(result)});
+        // One post for what a statement answers at once.
+        if (gate->answers.size() > 1) return;
+        gate->batcher->loop_.post([gate] {
+            if (gate->batcher != nullptr) gate->batcher->answered_singly();
+        });
+    };
+    store.submit_singly(std::move(items), done);
+}
+
+void Batcher::answered_singly() {
+    std::vector<Answer> answers;
+    {
+        const std::lock_guard lock(gate_->mutex);
+        answers.swap(gate_->answers);
+    }
+    for (Answer& answer : answers) {
+        if (--answer.batch->open == 0) std::erase(out_, answer.batch);
+        --waiting_;
+        if (observer_ && answer.result) observer_(answer.result->at, answer.batch->sent, loop_.now());
+        resume(answer.batch->waiters[answer.index], std::move(answer.result));
+    }
+}
+
+void Batcher::resume(Waiter& waiter, Result<Decided> result) {
+    if (!waiter.handler) return;
+    Handler handler = std::move(*waiter.handler);
+    waiter.handler.reset();
+    std::move(handler)(std::move(result));
 }
 
 void Batcher::answered(const BatchPtr& batch) {
@@ -99,14 +142,9 @@ void Batcher::answered(const BatchPtr& batch) {
                                           [](const Result<Decided>& r) { return r.has_value(); });
         if (decided != batch->results.end()) observer_((*decided)->at, batch->sent, loop_.now());
     }
-    for (std::size_t i = 0; i < batch->waiters.size(); ++i) {
-        auto& handler = batch->waiters[i].handler;
-        if (!handler) continue;
-        // Resumes the coroutine right here: one post for the whole batch.
-        Handler resume = std::move(*handler);
-        handler.reset();
-        std::move(resume)(std::move(batch->results[i]));
-    }
+    // Resumes the coroutines right here: one post for the whole batch.
+    for (std::size_t i = 0; i < batch->waiters.size(); ++i)
+        resume(batch->waiters[i], std::move(batch->results[i]));
 }
 
 void Batcher::watch_deadlines() {

@@ -1,4 +1,5 @@
-// Batcher: collects what a loop asks of the store within one turn and hands it over as one batch.
+// Batcher: collects what a loop asks of the store within one turn and hands it over as one batch. A
+// store that answers singly resumes each waiter as its answer comes.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/answers_singly.hpp"
 #include "core/store.hpp"
 #include "runtime/loop.hpp"
 
@@ -61,19 +63,29 @@ class Batcher {
         std::vector<Waiter> waiters;
         core::BatchResults results;
         SteadyTime sent;
+        std::size_t open = 0;  ///< Waiters that have no answer yet. Only where the store answers singly.
     };
     using BatchPtr = std::shared_ptr<Batch>;
+    struct Answer {
+        BatchPtr batch;
+        std::size_t index;
+        Result<Decided> result;
+    };
     struct Gate;
 
     static Task<Result<Decided>> refuse();
     void add(core::Item item, SteadyTime deadline, Handler handler);
     void flush();
+    void flush_singly(core::AnswersSingly& store, const BatchPtr& batch, std::vector<core::Item> items);
     void answered(const BatchPtr& batch);
+    void answered_singly();
+    void resume(Waiter& waiter, Result<Decided> result);
     void watch_deadlines();
     void expire();
 
     Loop& loop_;
     core::Store& store_;
+    core::AnswersSingly* const singly_;  ///< The store as well; null: it answers batches.
     Observer observer_;
     std::shared_ptr<Gate> gate_;  ///< What the store's threads hold: outlives this object.
     std::vector<core::Item> items_;

@@ -492,8 +492,19 @@ class Engine::Impl {
                 delivered(delivery, *done);
                 co_return;
             }
-            if (!co_await pause(backoff.next())) co_return;
+            co_await keep(delivery);
+            if (!co_await pause(std::min(backoff.next(), options_.lease / 3))) co_return;
         }
+    }
+
+    /// Renews the lease of an answer that waits in the spool: a store that has no room for an answer
+    /// may have some for the claim of a takeover, which would be paid for again.
+    Task<> keep(const Delivery& delivery) {
+        const core::Complete& complete = delivery.entry.complete;
+        core::Item item{delivery.entry.key,
+                        core::Renew{complete.token, complete.nonce, options_.lease}};
+        const auto reply = co_await batcher_.call(std::move(item), loop_.now() + options_.lease / 3);
+        if (!reply) ++counters_.store_errors;
     }
 
     Task<> deliver_left_over(StoredKey key) {

@@ -331,6 +331,24 @@ TEST_F(EngineTest, a_spooled_answer_overtaken_meanwhile_is_dropped_and_counted) 
     EXPECT_EQ(*record("x")->answer->body, "new");
 }
 
+TEST_F(EngineTest, an_answer_that_the_store_refuses_keeps_its_lease_while_it_waits_in_the_spool) {
+    auto lease = granted(*a, "x");
+    strike<core::Complete>(*a, Fate::refuse, 1'000'000);
+    EXPECT_EQ(wait(a->engine.complete(*lease, answer_of("kept"), {}, std::nullopt)).kind,
+              Completion::Kind::pending);
+    for (int leases = 0; leases < 5; ++leases) {
+        run_for(9s);
+        const auto other = wait(b->engine.acquire(request("x")));
+        ASSERT_TRUE(other && other->refused);
+        EXPECT_TRUE(std::holds_alternative<core::InFlight>(*other->refused)) << "not called again";
+    }
+    a->store.script = nullptr;
+    run_for(5s);
+    EXPECT_EQ(a->counters.spool_delivered, 1u);
+    EXPECT_EQ(*record("x")->answer->body, "kept");
+    EXPECT_EQ(record("x")->attempt, 1u);
+}
+
 TEST_F(EngineTest, a_process_delivers_its_own_spooled_answer_before_it_acquires_the_key) {
     auto lease = granted(*a, "x");
     a->store.down = true;

@@ -96,6 +96,49 @@ TEST_F(BatcherTest, what_one_turn_asks_for_goes_out_as_one_batch_in_order) {
     EXPECT_EQ(log, (std::vector<std::string>{"a@1", "b@2", "c@3"}));
 }
 
+/// Is told the items of a turn together and answers each when the test says so.
+class SinglyStore final : public core::Store, public core::AnswersSingly {
+  public:
+    std::vector<core::Item> items;
+    core::ItemDone done;
+
+    void submit(std::vector<core::Item>, core::BatchDone) override { std::abort(); }
+    void submit_singly(std::vector<core::Item> asked, core::ItemDone told) override {
+        items = std::move(asked);
+        done = std::move(told);
+    }
+    void answer(std::size_t index) {
+        done(index, core::Decided{core::Found{}, StoreTime{static_cast<std::int64_t>(index) + 1}});
+    }
+    base::Result<core::ScanPage> scan(const core::ScanFilter&, const std::string&,
+                                      std::size_t) override {
+        return core::ScanPage{};
+    }
+    base::Result<std::size_t> purge(std::size_t) override { return std::size_t{0}; }
+    [[nodiscard]] StoreTime now() const override { return {}; }
+    [[nodiscard]] core::Durability durability() const override { return {}; }
+    base::Result<void> health() override { return {}; }
+    void stop() override {}
+};
+
+TEST_F(BatcherTest, of_a_store_that_answers_singly_no_waiter_waits_for_another) {
+    SinglyStore singly;
+    batcher = std::make_unique<Batcher>(loop, singly, nullptr);
+    for (const char* name : {"a", "b", "c"}) ask(name);
+    loop.run_ready();
+    ASSERT_EQ(singly.items.size(), 3u);
+    singly.answer(2);
+    singly.answer(0);
+    EXPECT_TRUE(log.empty()) << "resumed on the loop only";
+    loop.run_ready();
+    EXPECT_EQ(log, (std::vector<std::string>{"c@3", "a@1"}));
+    EXPECT_EQ(batcher->waiting(), 1u);
+    singly.answer(1);
+    batcher.reset();  // its answer is under way
+    loop.run_ready();
+    EXPECT_EQ(log.size(), 2u);
+}
+
 TEST_F(BatcherTest, what_resumed_coroutines_ask_for_is_the_next_batch) {
     ask("a", SteadyTime::max(), "a2");
     ask("b", SteadyTime::max(), "b2");

@@ -681,11 +681,10 @@ Task<bool> Owner::write_chunks(Attempt& attempt, std::string_view last,
     }
 }
 
-/// All chunks of an answer of which not all could be written, and the digest of the whole. Empty:
-/// the spill file cannot be read.
+/// All chunks of an answer of `total` bytes of which not all could be written, and the digest of the
+/// whole. `last` may be in the journal by now. Empty: the spill file cannot be read.
 std::vector<std::string> Owner::unwritten_chunks(Attempt& attempt, std::string_view last,
-                                                 base::Digest& digest) {
-    const std::uint64_t total = attempt.flight->journal().view().bytes + last.size();
+                                                 std::uint64_t total, base::Digest& digest) {
     std::vector<std::string> chunks;
     base::Sha256 whole;
     for (std::uint64_t offset = 0; offset < total; offset += core::inline_body_max_bytes) {
@@ -737,7 +736,7 @@ Task<> Owner::record(Attempt& attempt, std::string last) {
             answer.body_digest = attempt.chunk_digest.finish();
         } else {
             // With the record, as soon as the store takes it: until then in the spool.
-            chunks = unwritten_chunks(attempt, last, answer.body_digest);
+            chunks = unwritten_chunks(attempt, last, answer.body_bytes, answer.body_digest);
             answer.body_kind = core::BodyKind::chunks;
             answer.chunk_count = static_cast<std::uint32_t>(chunks.size());
             attempt.not_kept = chunks.empty();

@@ -87,7 +87,7 @@ class Owner {
     Task<bool> write_chunks(Attempt& attempt, std::string_view last,
                             std::optional<SteadyTime> until);
     static std::vector<std::string> unwritten_chunks(Attempt& attempt, std::string_view last,
-                                                     base::Digest& digest);
+                                                     std::uint64_t total, base::Digest& digest);
 
     Process::State& state_;
     engine::Engine& engine_;
