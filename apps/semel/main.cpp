@@ -1,10 +1,20 @@
 // The program: the only file that knows every leaf.
-#include <cstdio>
+#include <memory>
+#include <utility>
 
 #include "base/time.hpp"
 #include "cli/cli.hpp"
+#include "inbox/old_table.hpp"
+#include "inbox/schema.hpp"
 #include "mock/mock.hpp"
 #include "stores/memory/memory_store.hpp"
+#include "stores/mysql/checks.hpp"
+#include "stores/mysql/connection.hpp"
+#include "stores/mysql/executor.hpp"
+#include "stores/mysql/mysql_store.hpp"
+#include "stores/mysql/url.hpp"
+#include "stores/postgres/plain_connection.hpp"
+#include "stores/postgres/postgres_store.hpp"
 #include "stores/redis/redis_store.hpp"
 #include "stores/rocksdb/rocksdb_store.hpp"
 
@@ -12,7 +22,32 @@ namespace {
 
 namespace cli = semel::cli;
 namespace config = semel::config;
+namespace inbox = semel::inbox;
+namespace sql = semel::sql;
 namespace stores = semel::stores;
+
+stores::PostgresOptions postgres_options(const config::PostgresConfig& postgres) {
+    stores::PostgresOptions options;
+    options.url = postgres.url;
+    options.schema = postgres.schema;
+    options.connections = postgres.connections;
+    options.migrate = postgres.migrate;
+    return options;
+}
+
+stores::MysqlOptions mysql_options(const config::MysqlConfig& mysql) {
+    stores::MysqlOptions options;
+    options.url = mysql.url;
+    options.connections = mysql.connections;
+    options.migrate = mysql.migrate;
+    return options;
+}
+
+/// "10.11.6-MariaDB-…" or "8.0.36": MariaDB says its name with its version.
+std::string server_in_words(const std::string& version) {
+    const bool mariadb = version.find("MariaDB") != std::string::npos;
+    return (mariadb ? "MariaDB " : "MySQL ") + version.substr(0, version.find('-'));
+}
 
 semel::base::Result<cli::OpenedStore> open_store(const config::Config& config, bool accept_clock) {
     cli::OpenedStore opened;
@@ -22,12 +57,13 @@ semel::base::Result<cli::OpenedStore> open_store(const config::Config& config, b
             return opened;
         case config::StoreKind::rocksdb: {
             stores::RocksDbReport report;
-            auto store = stores::open_rocksdb_store({.path = config.store.path,
-                                                     .sync = config.store.durability == config::StoreDurability::sync,
-                                                     // memory.hot_records keeps them already, in front of the engine
-                                                     .hot_bytes = 0,
-                                                     .accept_clock = accept_clock},
-                                                    &report);
+            auto store = stores::open_rocksdb_store(
+                {.path = config.store.path,
+                 .sync = config.store.durability == config::StoreDurability::sync,
+                 // memory.hot_records keeps them already, in front of the engine
+                 .hot_bytes = 0,
+                 .accept_clock = accept_clock},
+                &report);
             if (!store) return store.error();
             opened.store = std::move(*store);
             opened.notices = std::move(report.notices);
@@ -53,6 +89,29 @@ semel::base::Result<cli::OpenedStore> open_store(const config::Config& config, b
             opened.store = std::move(*store);
             opened.notices = std::move(report.notices);
             opened.wrong = std::move(report.wrong);
+            opened.server = "Redis " + report.version;
+            return opened;
+        }
+        case config::StoreKind::postgres: {
+            stores::PostgresReport report;
+            auto store =
+                stores::open_postgres_store(postgres_options(config.store.postgres), &report);
+            if (!store) return store.error();
+            opened.store = std::move(*store);
+            opened.notices = std::move(report.notices);
+            opened.wrong = std::move(report.wrong);
+            opened.server = "PostgreSQL " + report.version;
+            opened.pooled = report.pooled;
+            return opened;
+        }
+        case config::StoreKind::mysql: {
+            stores::MysqlReport report;
+            auto store = stores::open_mysql_store(mysql_options(config.store.mysql), &report);
+            if (!store) return store.error();
+            opened.store = std::move(*store);
+            opened.notices = std::move(report.notices);
+            opened.wrong = std::move(report.wrong);
+            opened.server = server_in_words(report.version);
             return opened;
         }
     }
@@ -60,9 +119,92 @@ semel::base::Result<cli::OpenedStore> open_store(const config::Config& config, b
     return opened;
 }
 
+semel::base::Result<std::vector<std::string>> plan_store(const config::Config& config) {
+    if (config.store.kind == config::StoreKind::postgres)
+        return stores::plan_postgres_migration(postgres_options(config.store.postgres));
+    SEMEL_ASSERT(config.store.kind == config::StoreKind::mysql, "only databases have tables");
+    return stores::plan_mysql_migration(mysql_options(config.store.mysql));
+}
+
+constexpr std::chrono::milliseconds connect_timeout{5000};
+/// Of one statement on a table of somebody else's, which may be long.
+constexpr std::chrono::hours statement_deadline{12};
+
+semel::base::Result<std::shared_ptr<sql::Executor>> connect_mysql(const std::string& url) {
+    namespace mysql = stores::mysql;
+    struct Own {
+        std::unique_ptr<mysql::Connection> connection;
+        std::unique_ptr<sql::Executor> executor;
+    };
+    const auto target = mysql::parse_url(url);
+    if (!target) return target.error();
+    const std::string name = mysql::describe(*target);
+    auto made = mysql::Connection::open(*target, connect_timeout);
+    if (auto* problem = std::get_if<sql::Problem>(&made)) return std::move(problem->error);
+    auto own = std::make_shared<Own>();
+    own->connection = std::move(std::get<0>(made));
+    if (auto checked = mysql::check_version(own->connection->server(), name); !checked)
+        return checked.error();
+    const auto deadline = std::chrono::steady_clock::now() + connect_timeout;
+    if (auto problem = mysql::check_writable(*own->connection, name, deadline))
+        return std::move(problem->error);
+    own->executor = mysql::executor_on(own->connection->native());
+    return std::shared_ptr<sql::Executor>(own, own->executor.get());
+}
+
+/// What `ask` answers on a connection of its own to the database of the configured store.
+template <typename Ask>
+std::invoke_result_t<Ask, sql::Executor&> on_database(const config::Config& config,
+                                                      const Ask& ask) {
+    const bool postgres = config.store.kind == config::StoreKind::postgres;
+    SEMEL_ASSERT(postgres || config.store.kind == config::StoreKind::mysql,
+                 "only databases have tables");
+    const auto database =
+        postgres ? stores::postgres::connect_plain(config.store.postgres.url, connect_timeout,
+                                                   statement_deadline)
+                 : connect_mysql(config.store.mysql.url);
+    if (!database) return database.error();
+    return ask(**database);
+}
+
+cli::InboxLeaves inbox_leaves() {
+    using config::Config;
+    using inbox::OldTable;
+    using inbox::Place;
+    return {.plan =
+                [](const Config& config, const Place& place) {
+                    return on_database(config, [&](sql::Executor& database) {
+                        return inbox::plan_schema(database, place);
+                    });
+                },
+            .apply =
+                [](const Config& config, const Place& place) {
+                    return on_database(config, [&](sql::Executor& database) {
+                        return inbox::apply_schema(database, place);
+                    });
+                },
+            .plan_old_table =
+                [](const Config& config, const Place& place, const OldTable& old) {
+                    return on_database(config, [&](sql::Executor& database) {
+                        return inbox::plan_old_table(database, place, old);
+                    });
+                },
+            .migrate_old_table =
+                [](const Config& config, const Place& place, const OldTable& old,
+                   const inbox::Progress& progress) {
+                    return on_database(config, [&](sql::Executor& database) {
+                        return inbox::migrate_old_table(database, place, old, progress);
+                    });
+                }};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     return cli::run(argc, argv,
-                    {.open_store = open_store, .mock_upstream = semel::mock::run, .mock_upstream_help = semel::mock::help()});
+                    {.open_store = open_store,
+                     .plan_store = plan_store,
+                     .inbox = inbox_leaves(),
+                     .mock_upstream = semel::mock::run,
+                     .mock_upstream_help = semel::mock::help()});
 }

@@ -1,9 +1,11 @@
 // The only file that includes CLI11: it takes ten seconds to compile.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <sys/stat.h>
 
 #include "base/fault_point.hpp"
@@ -44,6 +46,20 @@ Examples:
   semel record erase --tenant web --yes       makes all that is kept of a tenant's prompts and answers unreadable, for good
 They ask the running server on its admin address. If none runs and --config names an embedded store, they open its directory.)";
 
+constexpr const char* store_examples = R"(
+Examples:
+  semel store migrate --config semel.yaml --dry-run     shows the statements, changes nothing
+  semel store migrate --config semel.yaml     shows them, then runs them
+  semel store migrate --config semel.yaml --inbox
+                                              the same for the tables of the inbox, in the same database
+  semel store migrate --config semel.yaml --old-dedup-table processed --scope shop/stock --source orders --dry-run
+                                              shows how a table keyed by message_id becomes message_dedup, and what its rows become
+For store.postgres and store.mysql. `semel serve` makes the store's own tables at its start, unless `migrate: false` is set
+there; it never makes those of the inbox.)";
+
+/// The longest duration, as in the configuration.
+constexpr std::uint64_t ten_years_ms = 3650ULL * 24 * 3600 * 1000;
+
 constexpr const char* doctor_examples = R"(
 Examples:
   semel doctor --config semel.yaml            says in plain words what is guaranteed, and what is wrong
@@ -79,6 +95,47 @@ void add_name_of_record(CLI::App* command, RecordOptions& options) {
                         "without clients: the environment variable that holds the caller's credential");
     command->add_option("--user", options.user, "X-User-Id (/api/chat)");
     command->add_option("--session", options.session, "sessionId (/api/chat)");
+}
+
+/// A duration as the configuration writes it: a whole number and a unit.
+CLI::Option* add_duration(CLI::App* command, const char* name, std::chrono::milliseconds& duration, const char* standard,
+                          const char* words) {
+    const std::map<std::string, std::uint64_t> units{
+        {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}, {"d", 86'400'000}};
+    return command
+        ->add_option_function<std::uint64_t>(
+            name, [&duration](std::uint64_t ms) { duration = std::chrono::milliseconds(ms); }, words)
+        ->transform(CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::UNIT_REQUIRED).description(""))
+        ->check(CLI::Range(std::uint64_t{1}, ten_years_ms).description(""))
+        ->type_name("DURATION")
+        ->default_str(standard);
+}
+
+/// The tables of the inbox, and the table of the older shape that becomes one of them.
+void add_inbox(CLI::App* migrate, MigrateOptions& options) {
+    CLI::Option* tables = migrate->add_flag("--inbox", options.inbox_tables,
+                                            "the tables of the inbox (semel_assignments, semel_offsets, message_dedup) instead of the store's");
+    CLI::Option* old = migrate->add_option("--old-dedup-table", options.old_table,
+                                           "bring this table, keyed by message_id, to the shape of message_dedup");
+    CLI::Option* scope = migrate->add_option("--scope", options.old.scope, "who consumes: its rows are known in this scope alone");
+    old->excludes(tables)->needs(scope);
+    scope->needs(old);
+    migrate->add_option("--source", options.old.source, "whose ids its rows are: a topic, a queue")->needs(old);
+    add_duration(migrate, "--retention", options.old.retention, "7d", "how long its done ids stay known at least: longer than the latest redelivery")
+        ->needs(old);
+    constexpr int day_minutes = 24 * 60;
+    migrate
+        ->add_option_function<int>(
+            "--utc-offset", [&options](int minutes) { options.old.utc_offset = std::chrono::minutes(minutes); },
+            "minutes that its times are ahead of UTC, where its columns have no zone")
+        ->check(CLI::Range(-day_minutes, day_minutes))
+        ->default_str("0")
+        ->needs(old);
+    add_duration(migrate, "--watch", options.old.watch, "2s", "how long it is watched for somebody who writes, before anything is done")->needs(old);
+    migrate->add_flag("--accept-writer", options.old.accept_writer, "copy although somebody writes to it")->needs(old);
+    migrate->add_option("--dedup-table", options.place.dedup_table, "the inbox's table")->capture_default_str();
+    migrate->add_option("--schema", options.place.schema,
+                        "where the inbox's tables are: a schema (PostgreSQL) or a database (MySQL); the connection's own if not given");
 }
 
 void add_server(CLI::App* command, RecordOptions& options) {
@@ -154,6 +211,17 @@ int run(int argc, char** argv, const Leaves& leaves) {
     erase->add_flag("--yes", record_options.yes, "do it; without it nothing is changed");
     erase->add_flag("--dry-run", record_options.dry_run, "say whom it means, change nothing");
     erase->callback([&] { code = record_erase(record_options, leaves); });
+
+    MigrateOptions migrate_options;
+    CLI::App* store = app.add_subcommand("store", "Make the tables of a database, or bring them to this version");
+    store->require_subcommand(1);
+    store->footer(store_examples);
+    CLI::App* migrate = store->add_subcommand("migrate", "Show the statements that are needed, and run them");
+    migrate->add_option("--config", migrate_options.config, "YAML file; store.postgres or store.mysql says which tables")->required();
+    migrate->add_flag("--dry-run", migrate_options.dry_run, "show them, change nothing");
+    migrate->add_flag("--json", migrate_options.json, "the statements as JSON");
+    add_inbox(migrate, migrate_options);
+    migrate->callback([&] { code = store_migrate(migrate_options, leaves); });
 
     DoctorOptions doctor_options;
     CLI::App* doctor_command = app.add_subcommand("doctor", "Say what a configuration guarantees and what is wrong with it");

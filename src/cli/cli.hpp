@@ -10,6 +10,8 @@
 #include "base/result.hpp"
 #include "config/config.hpp"
 #include "core/store.hpp"
+#include "inbox/names.hpp"
+#include "inbox/old_table.hpp"
 
 namespace semel::cli {
 
@@ -24,16 +26,31 @@ enum ExitCode : int {
 /// An open store and what opening it found, in sentences that somebody should read.
 struct OpenedStore {
     std::unique_ptr<core::Store> store;
+    std::string server;  ///< Name and version of what keeps the records; empty where that is this process.
+    bool pooled = false;  ///< A pooler that hands connections out per transaction is in the path.
     std::vector<std::string> notices;
     std::vector<std::string> wrong;  ///< The same, graver: what would lose records or keeps the store from taking any.
     std::int64_t wall_ahead_us = 0;  ///< The wall clock against the store's; 0 where a store has no clock of its own.
     bool clock_kept = false;         ///< The wall clock was not believed.
 };
 
+/// The inbox's tables (src/inbox) in the database of the configured store, which is one that has tables.
+/// Each connects for itself; errors are those of src/inbox, or say why there is no connection.
+struct InboxLeaves {
+    std::function<base::Result<std::vector<std::string>>(const config::Config&, const inbox::Place&)> plan;
+    std::function<base::Result<void>(const config::Config&, const inbox::Place&)> apply;
+    std::function<base::Result<inbox::OldTablePlan>(const config::Config&, const inbox::Place&, const inbox::OldTable&)> plan_old_table;
+    std::function<base::Result<std::int64_t>(const config::Config&, const inbox::Place&, const inbox::OldTable&, const inbox::Progress&)>
+        migrate_old_table;
+};
+
 /// What only the program itself knows: the leaves it was linked with.
 struct Leaves {
     /// Opens the configured store, or makes it. Errors name the path and what to do.
     std::function<base::Result<OpenedStore>(const config::Config&, bool accept_clock)> open_store;
+    /// What opening the configured store, of those that keep tables, would change: SQL statements in their order. Changes nothing.
+    std::function<base::Result<std::vector<std::string>>(const config::Config&)> plan_store;
+    InboxLeaves inbox;
     /// `semel mock-upstream` with the rest of its command line. An exit code.
     std::function<int(const std::vector<std::string>&)> mock_upstream;
     std::string mock_upstream_help;
@@ -84,6 +101,23 @@ int record_get(const RecordOptions& options, const Leaves& leaves);
 int record_list(const RecordOptions& options, const Leaves& leaves);
 int record_resolve(const RecordOptions& options, const Leaves& leaves);
 int record_erase(const RecordOptions& options, const Leaves& leaves);
+
+/// Opens the configured store. With `migrate: false` tables that are missing or old are an error that names the command for them.
+base::Result<OpenedStore> open_store(const config::Config& config, const Leaves& leaves, bool accept_clock);
+/// Opens the store for a command that only looks: tables that are missing or old are an error, and are not changed.
+base::Result<OpenedStore> open_as_it_is(const config::Config& config, const Leaves& leaves);
+
+struct MigrateOptions {
+    std::string config;
+    bool dry_run = false;
+    bool json = false;
+
+    bool inbox_tables = false;  ///< The inbox's tables instead of the store's.
+    std::string old_table;      ///< Not empty: this table of the older shape is brought to that of the inbox's.
+    inbox::Place place;         ///< Of the inbox's tables, in both cases.
+    inbox::OldTable old;        ///< All but its `table`.
+};
+int store_migrate(const MigrateOptions& options, const Leaves& leaves);
 
 struct DoctorOptions {
     std::string config;

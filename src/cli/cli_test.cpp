@@ -26,8 +26,9 @@ class CommandLine : public testing::Test {
         char name[] = "/tmp/semel-cli-XXXXXX";
         folder_ = mkdtemp(name);
         config_ = folder_ + "/semel.yaml";
-        std::ofstream(config_) << "listen: 127.0.0.1:0\nadmin: 127.0.0.1:1\nstore: { rocksdb: { path: " << folder_
-                               << "/data } }\nupstreams: [ { name: u, base_url: 'http://127.0.0.1:1' } ]\n";
+        std::ofstream(config_)
+            << "listen: 127.0.0.1:0\nadmin: 127.0.0.1:1\nstore: { rocksdb: { path: " << folder_
+            << "/data } }\nupstreams: [ { name: u, base_url: 'http://127.0.0.1:1' } ]\n";
     }
     ~CommandLine() override { std::filesystem::remove_all(folder_); }
 
@@ -36,12 +37,74 @@ class CommandLine : public testing::Test {
         std::vector<char*> argv;
         for (std::string& argument : arguments) argv.push_back(argument.data());
         Leaves leaves;
-        leaves.open_store = [this](const config::Config&, bool) -> base::Result<OpenedStore> {
-            if (locked) return base::Error{.code = base::ErrorCode::store_locked, .detail = folder_ + "/data is in use"};
+        leaves.open_store = [this](const config::Config& opened_config,
+                                   bool) -> base::Result<OpenedStore> {
+            const bool migrates =
+                opened_config.store.postgres.migrate && opened_config.store.mysql.migrate;
+            if (opened_config.store.has_tables() && !plan.empty() && !migrates) {
+                return base::Error{.code = base::ErrorCode::invalid_argument,
+                                   .detail = "the tables are missing"};
+            }
+            if (opened_config.store.has_tables() && !apply_error.empty())
+                return base::Error{.code = base::ErrorCode::invalid_argument,
+                                   .detail = apply_error};
+            ++opened_times;
+            if (locked)
+                return base::Error{.code = base::ErrorCode::store_locked,
+                                   .detail = folder_ + "/data is in use"};
             OpenedStore opened;
             opened.store = stores::make_memory_store(base::system_clocks());
+            opened.server = "PostgreSQL 15.3";
+            opened.pooled = true;
+            opened.notices = {"something to know"};
+            opened.wrong = wrong;
             return opened;
         };
+        leaves.plan_store =
+            [this](const config::Config& planned) -> base::Result<std::vector<std::string>> {
+            EXPECT_TRUE(planned.store.has_tables());
+            if (!plan_error.empty())
+                return base::Error{.code = base::ErrorCode::store_unavailable,
+                                   .detail = plan_error};
+            return plan;
+        };
+        leaves.inbox = {
+            .plan =
+                [this](const config::Config&, const inbox::Place& asked) {
+                    place = asked;
+                    return base::Result<std::vector<std::string>>(plan);
+                },
+            .apply = [this](const config::Config&, const inbox::Place& asked) -> base::Result<void> {
+                EXPECT_EQ(asked.dedup_table, place.dedup_table);
+                ++applied_times;
+                if (!apply_error.empty())
+                    return base::Error{.code = base::ErrorCode::invalid_argument,
+                                       .detail = apply_error};
+                return {};
+            },
+            .plan_old_table = [this](const config::Config&, const inbox::Place& asked,
+                                     const inbox::OldTable& table)
+                -> base::Result<inbox::OldTablePlan> {
+                place = asked;
+                old = table;
+                if (!plan_error.empty())
+                    return base::Error{.code = base::ErrorCode::invalid_argument,
+                                       .detail = plan_error};
+                return old_plan;
+            },
+            .migrate_old_table = [this](const config::Config&, const inbox::Place&,
+                                        const inbox::OldTable& table,
+                                        const inbox::Progress& progress)
+                -> base::Result<std::int64_t> {
+                EXPECT_EQ(table.table, old.table);
+                ++applied_times;
+                EXPECT_TRUE(progress(5, 7));
+                EXPECT_TRUE(progress(7, 7));
+                if (!apply_error.empty())
+                    return base::Error{.code = base::ErrorCode::invalid_argument,
+                                       .detail = apply_error};
+                return 7;
+            }};
         leaves.mock_upstream = [this](const std::vector<std::string>& rest) {
             mock_arguments = rest;
             return 0;
@@ -56,7 +119,25 @@ class CommandLine : public testing::Test {
 
     std::string folder_;
     std::string config_;
+    /// Writes a configuration whose store is a database.
+    std::string with_database(const std::string& more = "") {
+        const std::string file = folder_ + "/database.yaml";
+        std::ofstream(file) << "listen: 127.0.0.1:0\nadmin: 127.0.0.1:1\nstore: { postgres: { url: "
+                               "'postgresql://semel:pw-hidden@db.internal/shop'"
+                            << more << " } }\n";
+        return file;
+    }
+
     bool locked = false;
+    std::vector<std::string> plan;
+    std::string plan_error;
+    std::string apply_error;
+    inbox::Place place;
+    inbox::OldTable old;
+    inbox::OldTablePlan old_plan;
+    int applied_times = 0;
+    std::vector<std::string> wrong;
+    int opened_times = 0;
     std::vector<std::string> mock_arguments;
     std::string out;
     std::string err;
@@ -67,7 +148,9 @@ TEST_F(CommandLine, an_intent_that_begins_with_a_dash_is_an_intent) {
     base::Digest digest;
     ASSERT_TRUE(base::digest_from_base64url(intent, digest));
     EXPECT_EQ(run_with({"record", "get", intent, "--config", config_}), exit_not_found) << err;
-    EXPECT_EQ(run_with({"record", "resolve", intent, "--as", "failed", "--config", config_}), exit_not_found) << err;
+    EXPECT_EQ(run_with({"record", "resolve", intent, "--as", "failed", "--config", config_}),
+              exit_not_found)
+        << err;
     EXPECT_EQ(run_with({"record", "get", "-nonsense", "--config", config_}), exit_usage);
 }
 
@@ -81,16 +164,228 @@ TEST_F(CommandLine, a_locked_directory_without_a_server_says_where_it_looked) {
 
 TEST_F(CommandLine, a_credential_is_taken_from_the_environment_and_never_shown) {
     setenv("SEMEL_TEST_CREDENTIAL", "sk-private", 1);
-    EXPECT_EQ(run_with({"record", "get", "--id", "click", "--credential-env", "SEMEL_TEST_CREDENTIAL", "--config", config_}),
+    EXPECT_EQ(run_with({"record", "get", "--id", "click", "--credential-env",
+                        "SEMEL_TEST_CREDENTIAL", "--config", config_}),
               exit_not_found);
     EXPECT_THAT(out + err, Not(HasSubstr("sk-private")));
-    EXPECT_EQ(run_with({"record", "get", "--id", "click", "--credential-env", "SEMEL_NOT_SET", "--config", config_}), exit_usage);
+    EXPECT_EQ(run_with({"record", "get", "--id", "click", "--credential-env", "SEMEL_NOT_SET",
+                        "--config", config_}),
+              exit_usage);
     EXPECT_THAT(err, HasSubstr("SEMEL_NOT_SET"));
 }
 
 TEST_F(CommandLine, a_listing_without_records_is_data_on_stdout) {
     EXPECT_EQ(run_with({"record", "list", "--config", config_, "--json"}), exit_ok);
     EXPECT_EQ(out, "{\"records\":[],\"next\":null}\n");
+}
+
+TEST_F(CommandLine, migrating_shows_each_statement_and_then_runs_them) {
+    plan = {"CREATE SCHEMA semel", "CREATE TABLE semel.semel_records (k bytea)"};
+    const std::string file = with_database(", migrate: false");
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file, "--dry-run"}), exit_ok) << err;
+    EXPECT_EQ(out, "CREATE SCHEMA semel;\nCREATE TABLE semel.semel_records (k bytea);\n");
+    EXPECT_THAT(
+        err,
+        HasSubstr("2 statements to run on postgresql://db.internal/shop; nothing was changed"));
+    EXPECT_EQ(opened_times, 0);
+    const std::string shown = out;
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file}), exit_ok) << err;
+    EXPECT_EQ(out, shown);
+    EXPECT_THAT(err, HasSubstr("done; the tables of postgresql://db.internal/shop"));
+    EXPECT_EQ(opened_times, 1) << "although the file says migrate: false";
+    EXPECT_THAT(err, Not(HasSubstr("pw-hidden")));
+
+    apply_error = "postgres: semel may not create tables";
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file}), exit_failed);
+    EXPECT_THAT(err, HasSubstr("semel store migrate: postgres: semel may not create tables"));
+    EXPECT_THAT(err, Not(HasSubstr("done")));
+
+    plan = {};
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file}), exit_ok) << err;
+    EXPECT_EQ(out, "");
+    EXPECT_THAT(err, HasSubstr("there is nothing to do"));
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file, "--json"}), exit_ok) << err;
+    EXPECT_EQ(
+        out, "{\"store\":\"postgresql://db.internal/shop\",\"dry_run\":false,\"statements\":[]}\n");
+    EXPECT_EQ(opened_times, 1);
+
+    plan_error = "postgres: db.internal cannot be reached";
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file, "--dry-run"}), exit_failed);
+    EXPECT_THAT(err, HasSubstr("db.internal cannot be reached"));
+    EXPECT_EQ(run_with({"store", "migrate", "--config", folder_ + "/none.yaml"}), exit_usage);
+    EXPECT_EQ(run_with({"store"}), exit_usage);
+}
+
+TEST_F(CommandLine, where_no_tables_are_kept_there_is_nothing_to_migrate) {
+    for (const std::string kind :
+         {"rocksdb: { path: /tmp/semel-none }", "memory: {}", "redis: { url: 'redis://h' }"}) {
+        const std::string file = folder_ + "/other.yaml";
+        std::ofstream(file) << "store: { " << kind << " }\n";
+        EXPECT_EQ(run_with({"store", "migrate", "--config", file}), exit_ok) << err;
+        EXPECT_THAT(err, HasSubstr("keeps no tables, so there is nothing to migrate"));
+        EXPECT_EQ(out, "");
+    }
+    EXPECT_EQ(opened_times, 0);
+}
+
+TEST_F(CommandLine, the_inboxs_tables_are_shown_and_made_without_the_stores_own) {
+    plan = {"CREATE TABLE IF NOT EXISTS semel_offsets (a int)"};
+    const std::string file = with_database();
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file, "--inbox", "--dry-run"}), exit_ok)
+        << err;
+    EXPECT_EQ(out, "CREATE TABLE IF NOT EXISTS semel_offsets (a int);\n");
+    EXPECT_THAT(err, HasSubstr("1 statement to run on postgresql://db.internal/shop; nothing was "
+                               "changed (--dry-run)"));
+    EXPECT_EQ(applied_times, 0);
+    EXPECT_EQ(place.dedup_table, "message_dedup");
+    EXPECT_EQ(place.schema, "");
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file, "--inbox", "--schema", "shop",
+                        "--dedup-table", "orders_done"}),
+              exit_ok)
+        << err;
+    EXPECT_EQ(applied_times, 1);
+    EXPECT_EQ(place.dedup_table, "orders_done");
+    EXPECT_EQ(place.schema, "shop");
+    EXPECT_THAT(err, HasSubstr("done; the inbox's tables in postgresql://db.internal/shop"));
+    apply_error = "inbox: permission denied";
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file, "--inbox"}), exit_failed);
+    EXPECT_THAT(err, HasSubstr("semel store migrate: inbox: permission denied"));
+    plan = {};
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file, "--inbox", "--json"}), exit_ok);
+    EXPECT_EQ(
+        out, "{\"store\":\"postgresql://db.internal/shop\",\"dry_run\":false,\"statements\":[]}\n");
+    EXPECT_THAT(err, HasSubstr("there is nothing to do"));
+    EXPECT_EQ(applied_times, 2);
+    EXPECT_EQ(opened_times, 0) << "the store's own tables are another matter";
+    EXPECT_THAT(out + err, Not(HasSubstr("pw-hidden")));
+
+    EXPECT_EQ(run_with({"store", "migrate", "--config", config_, "--inbox"}), exit_usage);
+    EXPECT_THAT(err, HasSubstr("in the database of store.postgres or store.mysql"));
+    EXPECT_EQ(run_with({"store", "migrate", "--config", file, "--dedup-table", "orders_done"}),
+              exit_usage);
+    EXPECT_THAT(err, HasSubstr("say --inbox or --old-dedup-table too"));
+}
+
+TEST_F(CommandLine, an_old_table_is_migrated_with_words_for_what_its_rows_become) {
+    old_plan = {.statements = {"DROP TABLE IF EXISTS x", "COMMIT"},
+                .rows = 7,
+                .done = 4,
+                .failed = 2,
+                .undecided = 1,
+                .notices = {"they are held until somebody decides"}};
+    const std::string file = with_database();
+    const std::vector<std::string> line{"store",   "migrate",    "--config",        file,
+                                        "--scope", "shop/stock", "--old-dedup-table", "processed"};
+    const auto with = [&](const std::vector<std::string>& more) {
+        std::vector<std::string> all = line;
+        all.insert(all.end(), more.begin(), more.end());
+        return run_with(all);
+    };
+    EXPECT_EQ(with({"--dry-run"}), exit_ok) << err;
+    EXPECT_EQ(out, "DROP TABLE IF EXISTS x;\nCOMMIT;\n");
+    EXPECT_THAT(err, HasSubstr("7 rows of processed go to message_dedup, scope 'shop/stock', "
+                               "source '': 4 of status 1 become done, 2 of status 2 failed and due "
+                               "again, 1 of status 0 unknown"));
+    EXPECT_THAT(err, HasSubstr("they are held until somebody decides"));
+    EXPECT_THAT(err, HasSubstr("2 statements to run on postgresql://db.internal/shop; nothing was "
+                               "changed (--dry-run)"));
+    EXPECT_EQ(applied_times, 0);
+    const inbox::OldTable standard;
+    EXPECT_EQ(old.table, "processed");
+    EXPECT_EQ(old.scope, "shop/stock");
+    EXPECT_EQ(old.retention, standard.retention);
+    EXPECT_EQ(old.watch, standard.watch);
+    EXPECT_FALSE(old.accept_writer);
+
+    EXPECT_EQ(with({"--source", "orders", "--retention", "30d", "--utc-offset", "-300", "--watch",
+                    "500ms", "--accept-writer", "--dedup-table", "orders_done"}),
+              exit_ok)
+        << err;
+    EXPECT_EQ(old.source, "orders");
+    EXPECT_EQ(old.retention, std::chrono::hours(30 * 24));
+    EXPECT_EQ(old.utc_offset, std::chrono::minutes(-300));
+    EXPECT_EQ(old.watch, std::chrono::milliseconds(500));
+    EXPECT_TRUE(old.accept_writer);
+    EXPECT_EQ(applied_times, 1);
+    EXPECT_THAT(err, HasSubstr("copied 5 of 7 rows"));
+    EXPECT_THAT(err, HasSubstr("done, 7 rows copied; orders_done has the new shape, and the old "
+                               "table is called processed_before_semel"));
+
+    EXPECT_EQ(with({"--json", "--dry-run"}), exit_ok) << err;
+    EXPECT_EQ(out,
+              "{\"store\":\"postgresql://db.internal/shop\",\"dry_run\":true,\"statements\":[\"DROP "
+              "TABLE IF EXISTS x\",\"COMMIT\"],\"rows\":7,\"done\":4,\"failed\":2,\"undecided\":1,"
+              "\"notices\":[\"they are held until somebody decides\"]}\n");
+
+    apply_error = "inbox: somebody writes to processed";
+    EXPECT_EQ(with({}), exit_failed);
+    EXPECT_THAT(err, HasSubstr("semel store migrate: inbox: somebody writes to processed"));
+    EXPECT_THAT(err, Not(HasSubstr("rows copied")));
+    plan_error = "inbox: there is no table processed";
+    EXPECT_EQ(with({}), exit_failed);
+    EXPECT_EQ(out, "");
+    EXPECT_THAT(err, HasSubstr("there is no table processed"));
+    EXPECT_EQ(applied_times, 2);
+    EXPECT_EQ(opened_times, 0);
+}
+
+TEST_F(CommandLine, an_old_table_wants_a_scope_and_its_options_want_an_old_table) {
+    const std::string file = with_database();
+    const std::vector<std::vector<std::string>> wrong_lines{
+        {"--old-dedup-table", "processed"},
+        {"--scope", "shop"},
+        {"--accept-writer"},
+        {"--retention", "7d"},
+        {"--old-dedup-table", "processed", "--scope", "shop", "--inbox"},
+        {"--old-dedup-table", "processed", "--scope", "shop", "--retention", "7"},
+        {"--old-dedup-table", "processed", "--scope", "shop", "--retention", "0s"},
+        {"--old-dedup-table", "processed", "--scope", "shop", "--retention", "9999999d"},
+        {"--old-dedup-table", "processed", "--scope", "shop", "--utc-offset", "1441"}};
+    for (std::vector<std::string> arguments : wrong_lines) {
+        const std::string shown = testing::PrintToString(arguments);
+        arguments.insert(arguments.begin(), {"store", "migrate", "--config", file});
+        EXPECT_EQ(run_with(arguments), exit_usage) << shown;
+        EXPECT_NE(err, "") << shown;
+    }
+    EXPECT_EQ(run_with({"store", "migrate", "--config", config_, "--old-dedup-table", "processed",
+                        "--scope", "shop"}),
+              exit_usage);
+    EXPECT_THAT(err, HasSubstr("in the database of store.postgres or store.mysql"));
+    EXPECT_EQ(old.table, inbox::OldTable{}.table) << "nothing was asked";
+    EXPECT_EQ(applied_times, 0);
+}
+
+TEST_F(CommandLine, doctor_says_what_a_database_promises_and_makes_no_tables) {
+    const std::string file = with_database();
+    plan = {"CREATE TABLE semel_records"};
+    run_with({"doctor", "--config", file});
+    EXPECT_THAT(out, HasSubstr("note   store       postgresql://db.internal/shop can be reached, "
+                               "but its tables are missing or old"));
+    EXPECT_THAT(out, HasSubstr("`semel store migrate --config " + file + "`"));
+    EXPECT_EQ(opened_times, 0);
+    run_with({"doctor", "--config", with_database(", migrate: false")});
+    EXPECT_THAT(out, HasSubstr("wrong  store "));
+    EXPECT_THAT(out, HasSubstr("`serve` refuses to start"));
+    plan = {};
+    wrong = {"fsync is off"};
+    EXPECT_EQ(run_with({"doctor", "--config", file}), exit_failed);
+    EXPECT_THAT(out, HasSubstr("can be used: PostgreSQL 15.3, through a pooler"));
+    EXPECT_THAT(out, HasSubstr("wrong  store       fsync is off"));
+    EXPECT_THAT(out, HasSubstr("note   store       something to know"));
+    plan_error = "postgres: no password was accepted";
+    EXPECT_EQ(run_with({"doctor", "--config", file}), exit_failed);
+    EXPECT_THAT(out, HasSubstr("wrong  store       postgres: no password was accepted"));
+    EXPECT_THAT(out + err, Not(HasSubstr("pw-hidden")));
+}
+
+TEST_F(CommandLine, looking_at_records_changes_no_tables) {
+    plan = {"ALTER TABLE semel_records"};
+    EXPECT_EQ(run_with({"record", "list", "--config", with_database()}), exit_failed);
+    EXPECT_THAT(err, HasSubstr("the tables of postgresql://db.internal/shop are missing"));
+    EXPECT_THAT(err, HasSubstr("semel store migrate --config FILE"));
+    plan = {};
+    EXPECT_EQ(run_with({"record", "list", "--config", with_database()}), exit_ok) << err;
+    EXPECT_THAT(err, HasSubstr("reading postgresql://db.internal/shop itself"));
 }
 
 TEST_F(CommandLine, mock_upstream_gets_its_options_as_they_are) {

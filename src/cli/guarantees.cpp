@@ -28,6 +28,8 @@ std::string store_in_words(const config::StoreConfig& store) {
         case config::StoreKind::memory: return "memory store";
         case config::StoreKind::rocksdb: return store.path;
         case config::StoreKind::redis: return store.redis.shown_url;
+        case config::StoreKind::postgres: return store.postgres.shown_url;
+        case config::StoreKind::mysql: return store.mysql.shown_url;
     }
     SEMEL_ASSERT(false, "every kind of store has its words");
     return {};
@@ -37,8 +39,8 @@ std::string durability_in_words(const config::StoreConfig& store) {
     if (store.kind == config::StoreKind::memory) {
         return "records live in memory only: when the process ends they are gone, and every retry after that is paid again";
     }
-    if (store.kind == config::StoreKind::redis) {
-        return "what survives depends on the settings of " + store.redis.shown_url + ", which `doctor` asks";
+    if (store.shared()) {
+        return "what survives depends on the settings of " + store_in_words(store) + ", which `doctor` asks";
     }
     if (store.durability == config::StoreDurability::sync) {
         return "a claim and a recorded answer are on the disk before anybody acts on them: they survive SIGKILL and a power cut";

@@ -24,6 +24,7 @@ void add_readers(telemetry::Metrics& metrics, const Readable& readable) {
     watch("semel_settled_acquires_total", e.settled_acquires);
     watch("semel_swept_total", e.swept);
     watch("semel_purged_total", e.purged);
+    watch("semel_purge_behind", e.purge_behind);
     watch("semel_store_batches_total", e.batches);
     watch("semel_store_operations_total", e.batched_operations);
     watch("semel_spooled_total", e.spooled);

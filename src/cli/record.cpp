@@ -62,7 +62,7 @@ class Source {
             problem = "no server answers at " + source.base_url_ + ", and a memory store has nothing outside its server";
             return std::nullopt;
         }
-        auto opened = leaves.open_store(*config, false);
+        auto opened = open_as_it_is(*config, leaves);
         if (!opened) {
             problem = opened.error().detail;
             if (opened.error().code == base::ErrorCode::store_locked) {

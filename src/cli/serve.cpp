@@ -188,19 +188,19 @@ class Serving {
     std::unique_ptr<engine::Sweeper> sweeper_;
     std::unique_ptr<admin::Admin> admin_;
     std::unique_ptr<http::Server> admin_server_;
-    // So have other gateways, on a shared store: their streams do not wait for our clients, nor ours
-    // for them. Null otherwise.
+    // So have other gateways, on a shared store: their streams do not wait for our clients, nor
+    // ours for them. Null otherwise.
     std::unique_ptr<LoopThread> peer_thread_;
     std::unique_ptr<gateway::PeerServer> peers_;
     std::unique_ptr<http::Server> peer_server_;
-    std::string peer_address_;  ///< As other gateways are told.
+    std::string peer_address_;                   ///< As other gateways are told.
     std::atomic<std::size_t> peers_running_{0};  ///< As last seen by the loop itself.
     std::atomic<bool> listening_{false};
     std::atomic<bool> draining_{false};
 };
 
 base::Result<void> Serving::open(bool accept_clock) {
-    auto opened = leaves_.open_store(config_, accept_clock);
+    auto opened = open_store(config_, leaves_, accept_clock);
     if (!opened) return opened.error();
     store_ = std::move(opened->store);
     for (const auto* list : {&opened->wrong, &opened->notices}) {
@@ -299,12 +299,17 @@ base::Result<void> Serving::listen() {
 
     runtime::Loop& loop = admin_thread_.loop;
     options.delivers_left_over = true;
-    admin_engine_ =
-        std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_, engine_counters_,
-                                         vault_.get());
+    admin_engine_ = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_,
+                                                     engine_counters_, vault_.get());
     const auto third = options.lease / 3;
-    sweeper_ = std::make_unique<engine::Sweeper>(
-        *admin_engine_, engine::SweeperOptions{.every = third, .takeover_grace = third});
+    const config::CleanupConfig& cleanup = config_.engine.cleanup;
+    engine::SweeperOptions sweeping{.every = third, .takeover_grace = third};
+    sweeping.purge_every = cleanup.every.value_or(third);
+    sweeping.purge_step = cleanup.step;
+    sweeping.purge_at = cleanup.at;
+    sweeping.purge_window = cleanup.window;
+    sweeping.on_purge_step = [this](auto took) { metrics_.purge_seconds.observe(took); };
+    sweeper_ = std::make_unique<engine::Sweeper>(*admin_engine_, std::move(sweeping));
     admin::Tenants tenants{.tag_of = tenant_of(config_, secret_), .vault = vault_.get()};
     admin_ = std::make_unique<admin::Admin>(*store_, intent_of(config_, secret_), probes(),
                                             config_.admin.loopback(), std::move(tenants));

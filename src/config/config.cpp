@@ -1,5 +1,6 @@
 #include "config/config.hpp"
 #include "config/document.hpp"
+#include "config/stores.hpp"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
@@ -25,11 +26,10 @@ constexpr milliseconds lease_max{hours{1}};
 /// Others take over on a shared store, over a network, from a process that may only be slow.
 constexpr milliseconds shared_lease_default{30000};
 constexpr const char* shared_spool_default = "./semel-spool";
-constexpr unsigned wait_replicas_max = 16;
-/// A claim that is not confirmed in this time is refused anyway.
-constexpr milliseconds wait_timeout_max{2000};
-/// It stands in every key.
-constexpr std::size_t prefix_max_bytes = 64;
+constexpr milliseconds cleanup_every_min{100};
+constexpr milliseconds cleanup_window_min{std::chrono::minutes{1}};
+constexpr milliseconds cleanup_day{hours{24}};
+constexpr std::size_t cleanup_step_max = 10'000;
 
 bool all_digits(std::string_view text) {
     return !text.empty() &&
@@ -76,112 +76,6 @@ void read_address(const Map& map, std::string_view key, Address& into) {
     into = *address;
 }
 
-/// Where a URL's "user:password" begins and ends (both 0: it holds none). To the last '@', so that
-/// a password whose '/' or '@' was not percent-encoded is not shown in part.
-std::pair<std::size_t, std::size_t> credentials_in(std::string_view url) {
-    const std::size_t scheme = url.find("://");
-    const std::size_t at = url.rfind('@');
-    if (scheme == std::string_view::npos || at == std::string_view::npos || at < scheme + 3 ||
-        url[scheme + 3] == '/')  // unix:///path
-        return {0, 0};
-    return {scheme + 3, at};
-}
-
-/// Only the scheme and what contradicts itself: the store's client reads the rest of the URL when
-/// it is opened.
-RedisConfig read_redis(const Map& map, std::vector<std::string>& warnings) {
-    static constexpr std::string_view schemes[] = {"redis://", "rediss://", "unix://",
-                                                   "redis-sentinel://", "rediss-sentinel://"};
-    RedisConfig redis;
-    map.read("url", redis.url);
-    const auto* scheme = std::find_if(std::begin(schemes), std::end(schemes),
-                                      [&](auto begin) { return redis.url.starts_with(begin); });
-    if (scheme == std::end(schemes)) {
-        // Not quoted: what is wrong about it may be that a password stands where the scheme should.
-        map.refuse("url",
-                   " must be a URL that begins with redis://, rediss:// (TLS), unix://, "
-                   "redis-sentinel:// or rediss-sentinel://, such as redis://127.0.0.1:6379/0");
-    }
-    redis.shown_url = redis.url;
-    const auto [from, to] = credentials_in(redis.url);
-    if (to > 0) redis.shown_url.erase(from, to + 1 - from);
-    const bool sentinel = scheme->find("sentinel") != std::string_view::npos;
-    const bool tls = scheme->starts_with("rediss");
-
-    map.read("cluster", redis.cluster);
-    if (redis.cluster && (sentinel || *scheme == "unix://"))
-        map.refuse("cluster",
-                   ": a Cluster is reached by redis:// or rediss:// and the address of one of its "
-                   "servers");
-    map.read_count<unsigned>("wait_replicas", redis.wait_replicas, wait_replicas_max);
-    map.read("wait_timeout", redis.wait_timeout, milliseconds{1}, wait_timeout_max);
-    map.read("ca_file", redis.ca_file);
-    if (!redis.ca_file.empty() && !tls)
-        map.refuse("ca_file",
-                   " is for TLS: begin the url with rediss:// or rediss-sentinel://, or remove it");
-    map.read("sentinel_user", redis.sentinel_user);
-    map.read("sentinel_password", redis.sentinel_password);
-    for (const char* key : {"sentinel_user", "sentinel_password"}) {
-        if (map.find(key) != nullptr && !sentinel)
-            map.refuse(key, " is for the sentinels of a redis-sentinel:// url; remove it");
-    }
-    map.read("accept_eviction", redis.accept_eviction);
-    map.read("prefix", redis.prefix);
-    const bool plain = std::all_of(redis.prefix.begin(), redis.prefix.end(), [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-               c == '.' || c == '_' || c == '-' || c == ':';
-    });
-    if (redis.prefix.empty() || redis.prefix.size() > prefix_max_bytes || !plain)
-        map.refuse("prefix", " must be 1 to 64 letters, digits, '.', '_', '-' or ':'");
-
-    const std::string& written = map.find("url")->Scalar();
-    const auto [begin, end] = credentials_in(written);
-    const std::string_view credentials = std::string_view(written).substr(begin, end - begin);
-    const bool in_the_file = credentials.find(':') != std::string_view::npos &&
-                             credentials.find("${") == std::string_view::npos;
-    const YAML::Node* password = map.find("sentinel_password");
-    if (in_the_file || (password != nullptr && !password->Scalar().empty() &&
-                        password->Scalar().find("${") == std::string::npos)) {
-        warnings.push_back(map.path(in_the_file ? "url" : "sentinel_password") +
-                           ": a password stands in the file; put it into an environment variable "
-                           "and write ${NAME} here");
-    }
-    return redis;
-}
-
-StoreConfig read_store(const Map& root, std::vector<std::string>& warnings) {
-    StoreConfig store;
-    const YAML::Node* node = root.find("store");
-    if (node == nullptr) return store;
-    const Map kinds(root.document(), *node, "store", {"memory", "rocksdb", "redis"},
-                    {"postgres", "mysql"});
-    if (kinds.entries().size() != 1) {
-        root.refuse("store",
-                    " must name exactly one of memory, rocksdb, redis, such as rocksdb: { path: "
-                    "./semel-data }");
-    }
-    if (const YAML::Node* memory = kinds.find("memory")) {
-        const Map none(root.document(), *memory, "store.memory", {});
-        store.kind = StoreKind::memory;
-        return store;
-    }
-    if (const YAML::Node* redis = kinds.find("redis")) {
-        store.kind = StoreKind::redis;
-        const Map map(root.document(), *redis, "store.redis",
-                      {"url", "cluster", "wait_replicas", "wait_timeout", "ca_file",
-                       "sentinel_user", "sentinel_password", "accept_eviction", "prefix"});
-        store.redis = read_redis(map, warnings);
-        return store;
-    }
-    const Map rocksdb(root.document(), *kinds.find("rocksdb"), "store.rocksdb",
-                      {"path", "durability"});
-    rocksdb.read("path", store.path);
-    if (store.path.empty()) rocksdb.refuse("path", " must name a directory");
-    rocksdb.read("durability", store.durability,
-                 {{"sync", StoreDurability::sync}, {"async", StoreDurability::async}});
-    return store;
-}
-
 PeerConfig read_peer(const Map& root, bool shared, std::vector<std::string>& warnings) {
     PeerConfig peer;
     const YAML::Node* node = root.find("peer");
@@ -214,13 +108,50 @@ PeerConfig read_peer(const Map& root, bool shared, std::vector<std::string>& war
     return peer;
 }
 
+/// HH:MM as the time since midnight; nullopt: it is none.
+std::optional<std::chrono::minutes> time_of_day(std::string_view text) {
+    if (text.size() != 5 || text[2] != ':') return std::nullopt;
+    const std::string_view hour = text.substr(0, 2);
+    const std::string_view minute = text.substr(3);
+    if (!all_digits(hour) || !all_digits(minute) || hour > "23" || minute > "59")
+        return std::nullopt;
+    const auto number = [](std::string_view two) { return (two[0] - '0') * 10 + (two[1] - '0'); };
+    return std::chrono::minutes{number(hour) * 60 + number(minute)};
+}
+
+CleanupConfig read_cleanup(const Map& map) {
+    CleanupConfig cleanup;
+    milliseconds every{0};
+    map.read("every", every, cleanup_every_min, cleanup_day);
+    if (map.find("every") != nullptr) cleanup.every = every;
+    if (map.find("at") != nullptr) {
+        std::string text;
+        map.read("at", text);
+        cleanup.at = time_of_day(text);
+        if (!cleanup.at)
+            map.refuse(
+                "at", ": " + quoted(text) + " is no time of day: write HH:MM (UTC), such as 03:00");
+    }
+    map.read("for", cleanup.window, cleanup_window_min, cleanup_day);
+    if (map.find("for") != nullptr && !cleanup.at)
+        map.refuse("for", " is how long clean-up may run from `at` on: give `at`, or remove it");
+    map.read_count<std::size_t>("step", cleanup.step, cleanup_step_max);
+    if (cleanup.step == 0) map.refuse("step", ": '0' would remove nothing: write 1 to 10000");
+    return cleanup;
+}
+
 EngineConfig read_engine(const Map& root, bool shared, std::vector<std::string>& warnings) {
     EngineConfig engine;
     if (shared) engine.lease = shared_lease_default;
     const YAML::Node* node = root.find("engine");
     if (node == nullptr) return engine;
-    const Map map(root.document(), *node, "engine", {"lease", "retention", "secret_env"});
+    const Map map(root.document(), *node, "engine",
+                  {"lease", "retention", "secret_env", "cleanup"});
     map.read("lease", engine.lease, lease_min, lease_max);
+    if (const YAML::Node* at = map.find("cleanup")) {
+        const Map cleanup(root.document(), *at, "engine.cleanup", {"every", "at", "for", "step"});
+        engine.cleanup = read_cleanup(cleanup);
+    }
     if (const YAML::Node* at = map.find("retention")) {
         const Map retention(root.document(), *at, "engine.retention", {"completed", "failed"});
         retention.read("completed", engine.retention_completed, milliseconds{1});
@@ -586,8 +517,6 @@ bool Address::wildcard() const {
                                    [](char c) { return c == '0' || c == '.' || c == ':'; });
     return !host.empty() && zeros;
 }
-
-bool StoreConfig::shared() const { return kind == StoreKind::redis; }
 
 base::Result<Config> parse(std::string_view yaml, const std::string& file,
                            const Environment& environment) {

@@ -30,7 +30,7 @@ struct PeerConfig {
     std::uint16_t advertise_port = 0;  ///< 0: the one that is listened on.
 };
 
-enum class StoreKind { memory, rocksdb, redis };
+enum class StoreKind { memory, rocksdb, redis, postgres, mysql };
 enum class StoreDurability { sync, async };
 /// Of store.redis; its user, passwords and URL enter no message.
 struct RedisConfig {
@@ -45,16 +45,44 @@ struct RedisConfig {
     bool accept_eviction = false;
     std::string prefix = "semel";
 };
+/// Of store.postgres; its user, password and URL enter no message.
+struct PostgresConfig {
+    std::string url;
+    std::string shown_url;  ///< Hosts, database and what is harmless of the rest; for messages and logs.
+    std::string schema;     ///< Empty: the store's default.
+    unsigned connections = 4;
+    bool migrate = true;  ///< Make or update the tables at the start.
+};
+/// Of store.mysql; the same.
+struct MysqlConfig {
+    std::string url;
+    std::string shown_url;
+    unsigned connections = 4;
+    bool migrate = true;
+};
 struct StoreConfig {
     StoreKind kind = StoreKind::rocksdb;
     std::string path = "./semel-data";
     StoreDurability durability = StoreDurability::sync;
     RedisConfig redis;
-    [[nodiscard]] bool shared() const;  ///< Other processes may use the same store.
+    PostgresConfig postgres;
+    MysqlConfig mysql;
+    [[nodiscard]] bool shared() const;      ///< Other processes may use the same store.
+    [[nodiscard]] bool has_tables() const;  ///< It keeps tables in a database, which are migrated.
+    [[nodiscard]] bool migrates() const;    ///< With tables: they are made or updated at the start.
+};
+
+/// When and in which steps expired records are removed.
+struct CleanupConfig {
+    std::optional<milliseconds> every;       ///< Between two passes; empty: a third of the lease.
+    std::optional<std::chrono::minutes> at;  ///< Only from this time of day (UTC) on; empty: all day.
+    milliseconds window{std::chrono::hours{2}};  ///< Only so long from `at` on.
+    std::size_t step = 512;                      ///< Records of one statement, script or batch.
 };
 
 struct EngineConfig {
     milliseconds lease{10000};  ///< Default 30 s where the store is shared.
+    CleanupConfig cleanup;
     milliseconds retention_completed{std::chrono::hours{24}};
     milliseconds retention_failed{std::chrono::hours{1}};
     std::string secret;  ///< From the environment variable named by secret_env; empty: made once and kept in the store.

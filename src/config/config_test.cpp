@@ -213,8 +213,6 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
         {"store:\n  rocksdb: { path: a, path: b }",
          "semel.yaml:2: key 'path' in store.rocksdb is given twice; remove one"},
         // of later versions
-        {"store: { postgres: { url: x } }", "'postgres' in store is not supported by this version"},
-        {"store: { mysql: { url: x } }", "'mysql' in store is not supported by this version"},
         {"consumers: []", "'consumers' is not supported by this version"},
         {"prices: []", "'prices' is not supported by this version"},
         {"cors: {}", "'cors' is not supported by this version"},
@@ -271,7 +269,8 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
          "'accept' answers 202, which SDKs take for an empty success"},
         {"routes: { /v1/chat/completions: { model: a } }", "model is for /api/chat only"},
         // store
-        {"store: {}", "store must name exactly one of memory, rocksdb, redis"},
+        {"store: {}", "store must name exactly one of memory, rocksdb, redis, postgres, mysql"},
+        {"store: { postgre: {} }", "unknown key 'postgre' in store; did you mean 'postgres'?"},
         {"store: { memory: {}, rocksdb: {} }", "store must name exactly one of memory, rocksdb"},
         {"store: { redis: { url: 'redis://a' }, rocksdb: {} }", "store must name exactly one of"},
         {"store: { memory: { path: a } }", "unknown key 'path' in store.memory"},
@@ -305,6 +304,49 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
          "store.redis.prefix must be 1 to 64 letters"},
         {"store: { redis: { url: 'redis://a', prefix: 'a{b}' } }", "store.redis.prefix must be"},
         {"store: { redis: { url: 'redis://a', prefix: 'a*' } }", "store.redis.prefix must be"},
+        {"store: { postgres: {} }",
+         "semel.yaml:1: store.postgres.url must be a URL that begins with postgresql://, such as"},
+        {"store: { postgres: { url: 'host=h password=pw-hidden' } }",
+         "store.postgres.url must be a URL"},
+        {"store: { postgres: { url: 'mysql://a/b' } }", "store.postgres.url must be a URL"},
+        {"store: { postgres: { url: 'postgresql://u:${LINE}@h/d' } }",
+         "store.postgres.url holds a blank, a line end or a control character"},
+        {"store: { postgres: { url: 'postgresql://h/d', schema: '' } }",
+         "store.postgres.schema must be 1 to 63 of a-z, 0-9 and '_'"},
+        {"store: { postgres: { url: 'postgresql://h/d', schema: Shop } }",
+         "store.postgres.schema must"},
+        {"store: { postgres: { url: 'postgresql://h/d', schema: 'a;drop' } }",
+         "store.postgres.schema must"},
+        {"store: { postgres: { url: 'postgresql://h/d', schema: 1a } }",
+         "store.postgres.schema must"},
+        {"store: { postgres: { url: 'postgresql://h/d', schema: pg_semel } }",
+         "store.postgres.schema must"},
+        {"store: { postgres: { url: 'postgresql://h/d', connections: 0 } }",
+         "store.postgres.connections: at least 1 is needed"},
+        {"store: { postgres: { url: 'postgresql://h/d', connections: 65 } }",
+         "store.postgres.connections: '65' is not a whole number from 0 to 64"},
+        {"store: { postgres: { url: 'postgresql://h/d', migrate: no } }",
+         "store.postgres.migrate: 'no' is neither true nor false"},
+        {"store: { mysql: { url: 'mysql://h/d', schema: s } }",
+         "unknown key 'schema' in store.mysql"},
+        {"store: { mysql: }", "store.mysql.url must be a URL that begins with mysql://, such as"},
+        {"store: { mysql: { url: 'mariadb://h/d' } }", "store.mysql.url must be a URL"},
+        {"store: { mysql: { url: 'mysql://u:p w@h/d' } }", "store.mysql.url holds a blank"},
+        // clean-up
+        {"engine: { cleanup: 1h }", "engine.cleanup must be a map of keys: every, at, for, step"},
+        {"engine: { cleanup: { every: 10ms } }", "engine.cleanup.every: '10ms' is out of range"},
+        {"engine: { cleanup: { every: 2d } }", "engine.cleanup.every: '2d' is out of range"},
+        {"engine: { cleanup: { at: 3 } }",
+         "engine.cleanup.at: '3' is no time of day: write HH:MM (UTC), such as 03:00"},
+        {"engine: { cleanup: { at: '24:00' } }", "'24:00' is no time of day"},
+        {"engine: { cleanup: { at: '03:60' } }", "'03:60' is no time of day"},
+        {"engine: { cleanup: { at: '3:000' } }", "'3:000' is no time of day"},
+        {"engine: { cleanup: { for: 1h } }", "engine.cleanup.for is how long clean-up may run"},
+        {"engine: { cleanup: { at: '03:00', for: 25h } }",
+         "engine.cleanup.for: '25h' is out of range"},
+        {"engine: { cleanup: { step: 0 } }", "engine.cleanup.step: '0' would remove nothing"},
+        {"engine: { cleanup: { step: 10001 } }",
+         "engine.cleanup.step: '10001' is not a whole number from 0 to 10000"},
         {"store: { redis: { url: 'redis://a' } }\nengine: { retention: { failed: 30s } }",
          "engine.retention.failed must be longer than engine.lease"},
         // environment
@@ -458,6 +500,87 @@ store:
     EXPECT_EQ(shown("unix:///run/a@b.sock"), "unix:///run/a@b.sock");
 }
 
+TEST(Config, a_database_as_store_has_the_defaults_of_a_shared_one) {
+    const Config postgres =
+        accepted("store: { postgres: { url: 'postgresql://semel@127.0.0.1:5432/semel' } }");
+    EXPECT_EQ(postgres.store.kind, StoreKind::postgres);
+    EXPECT_EQ(postgres.store.postgres.url, "postgresql://semel@127.0.0.1:5432/semel");
+    EXPECT_EQ(postgres.store.postgres.schema, "");
+    EXPECT_EQ(postgres.store.postgres.connections, 4u);
+    EXPECT_TRUE(postgres.store.postgres.migrate);
+    const Config mysql =
+        accepted("store: { mysql: { url: 'mysql://semel:${REDIS_PASSWORD}@127.0.0.1/semel' } }");
+    EXPECT_EQ(mysql.store.kind, StoreKind::mysql);
+    EXPECT_EQ(mysql.store.mysql.url, "mysql://semel:pw-hidden@127.0.0.1/semel");
+    EXPECT_EQ(mysql.store.mysql.connections, 4u);
+    EXPECT_TRUE(mysql.store.mysql.migrate);
+    for (const Config* config : {&postgres, &mysql}) {
+        EXPECT_TRUE(config->store.shared());
+        EXPECT_TRUE(config->store.has_tables());
+        EXPECT_EQ(config->engine.lease, 30s);
+        EXPECT_EQ(config->spool_path, "./semel-spool");
+        EXPECT_EQ(config->warnings.size(), 1u) << config->warnings.back();  // no upstreams
+    }
+    EXPECT_FALSE(accepted("store: { redis: { url: 'redis://a' } }").store.has_tables());
+    EXPECT_FALSE(accepted("").store.has_tables());
+
+    const Config chosen = accepted(
+        "store: { postgres: { url: 'postgres://h/d', schema: shop_1, connections: 9, migrate: "
+        "false } }");
+    EXPECT_EQ(chosen.store.postgres.schema, "shop_1");
+    EXPECT_EQ(chosen.store.postgres.connections, 9u);
+    EXPECT_FALSE(chosen.store.postgres.migrate);
+    const Config other =
+        accepted("store: { mysql: { url: 'mysql://h/d', connections: 1, migrate: false } }");
+    EXPECT_EQ(other.store.mysql.connections, 1u);
+    EXPECT_FALSE(other.store.mysql.migrate);
+}
+
+TEST(Config, what_is_shown_of_a_databases_url_holds_no_password_however_badly_it_is_written) {
+    const std::vector<std::pair<std::string, std::string>> postgres{
+        {"postgresql://semel@h:1/d", "postgresql://h:1/d"},
+        {"postgresql://u:pw@h1:1,h2:2/d?target_session_attrs=primary",
+         "postgresql://h1:1,h2:2/d?target_session_attrs=primary"},
+        {"postgresql://u:p/w@x@h/d?sslmode=require", "postgresql://h/d?sslmode=require"},
+        {"postgresql:///d?host=/run/pg&user=u&password=pw&sslmode=disable",
+         "postgresql:///d?host=/run/pg&sslmode=disable"},
+        {"postgresql://h/d?passw%6frd=pw", "postgresql://h/d"},
+        {"postgresql://h/d?sslpassword=pw&sslkey=k", "postgresql://h/d"},
+        {"postgresql://h/d?password=p@w", "postgresql://…"},
+        {"postgresql://u:p?w@h/d", "postgresql://…"},
+        {"postgresql://u:p@w?x@h/d", "postgresql://…"},
+        {"postgresql://u:pw@[::1]:1/d?", "postgresql://[::1]:1/d"},
+        {"postgresql://", "postgresql://"}};
+    for (const auto& [url, text] : postgres) {
+        const Config config = accepted("store: { postgres: { url: '" + url + "' } }");
+        EXPECT_EQ(config.store.postgres.shown_url, text);
+        EXPECT_EQ(config.store.postgres.url, url);
+    }
+    const std::vector<std::pair<std::string, std::string>> mysql{
+        {"mysql://u:pw@h:1/d", "mysql://h:1/d"},
+        {"mysql://u:pw@/d?socket=/run/m.sock&tls=verify&ca_file=/ca.pem&x=pw",
+         "mysql:///d?socket=/run/m.sock&tls=verify&ca_file=/ca.pem"},
+        {"mysql://u:p?w@h/d", "mysql://…"}};
+    for (const auto& [url, text] : mysql) {
+        EXPECT_EQ(accepted("store: { mysql: { url: '" + url + "' } }").store.mysql.shown_url, text);
+    }
+}
+
+TEST(Config, clean_up_runs_all_day_unless_told_when) {
+    const CleanupConfig all_day = accepted("engine: { cleanup: { step: 64 } }").engine.cleanup;
+    EXPECT_FALSE(all_day.every);
+    EXPECT_FALSE(all_day.at);
+    EXPECT_EQ(all_day.step, 64u);
+    EXPECT_EQ(accepted("").engine.cleanup.step, 512u);
+    const CleanupConfig night =
+        accepted("engine: { cleanup: { every: 1s, at: 23:30, for: 90m } }").engine.cleanup;
+    EXPECT_EQ(night.every, milliseconds(1s));
+    EXPECT_EQ(night.at, 23h + 30min);
+    EXPECT_EQ(night.window, 90min);
+    EXPECT_EQ(accepted("engine: { cleanup: { at: '00:00' } }").engine.cleanup.at, 0min);
+    EXPECT_EQ(accepted("engine: { cleanup: { at: '00:00' } }").engine.cleanup.window, 2h);
+}
+
 TEST(Config, a_control_character_that_would_hide_the_rest_of_the_file_is_refused) {
     for (const char hidden : {'\0', '\x04'}) {
         const std::string yaml =
@@ -489,6 +612,12 @@ TEST(Config, warns_of_what_is_legal_and_probably_not_meant) {
          "store.redis.url: a password stands in the file"},
         {"store: { redis: { url: 'redis-sentinel://a#m', sentinel_password: pw } }",
          "store.redis.sentinel_password: a password stands in the file"},
+        {"store: { postgres: { url: 'postgresql://u:pw@h/d' } }",
+         "store.postgres.url: a password stands in the file"},
+        {"store: { postgres: { url: 'postgresql://h/d?user=u&password=pw' } }",
+         "store.postgres.url: a password stands in the file"},
+        {"store: { mysql: { url: 'mysql://u:pw@h/d' } }",
+         "store.mysql.url: a password stands in the file"},
         {"upstreams: [ { name: a, base_url: 'http://example.com', api_key_env: API_KEY } ]",
          "travels unencrypted"},
         {"upstreams: [ { name: a, base_url: 'https://example.com/v1' } ]", "/v1/v1/"},
@@ -562,6 +691,8 @@ TEST(Config, the_reference_page_names_every_key) {
     std::size_t keys = 0;
     for (const std::string& yaml :
          {stray, "store: { rocksdb: { " + stray + " } }", "store: { redis: { " + stray + " } }",
+          "store: { postgres: { " + stray + " } }", "store: { mysql: { " + stray + " } }",
+          "store: { " + stray + " }", "engine: { cleanup: { " + stray + " } }",
           "engine: { " + stray + " }", "engine: { retention: { " + stray + " } }",
           "clients: [ { " + stray + " } ]", "upstreams: [ { " + stray + " } ]",
           "routes: { " + stray + " }", "routes: { /api/chat: { " + stray + " } }",

@@ -44,6 +44,7 @@ struct EngineCounters {
     std::atomic<std::uint64_t> store_errors{0}, settled_acquires{0}, swept{0}, purged{0};
     std::atomic<std::uint64_t> spooled{0}, spool_delivered{0}, spool_overtaken{0}, batches{0}, batched_operations{0};
     std::atomic<std::uint64_t> clock_jumps{0};
+    std::atomic<std::uint64_t> purge_behind{0};  ///< 1: the last pass of clean-up left expired records behind.
 };
 
 class Engine;

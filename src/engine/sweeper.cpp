@@ -10,6 +10,15 @@
 namespace semel::engine {
 
 namespace asio = runtime::asio;
+using std::chrono::nanoseconds;
+
+namespace {
+
+/// How often it is looked whether clean-up may begin: the wall clock may jump.
+constexpr milliseconds window_look{std::chrono::minutes{1}};
+constexpr std::chrono::microseconds day{std::chrono::hours{24}};
+
+}  // namespace
 
 class Sweeper::Impl {
   public:
@@ -24,35 +33,63 @@ class Sweeper::Impl {
     }
 
     void start() {
-        running_ = true;
-        loop_.spawn(run());
+        running_ = 2;
+        loop_.spawn(settles());
+        loop_.spawn(purges());
     }
 
     Task<> stop() {
         stopping_ = true;
         signal_.notify();
-        while (running_) {
+        while (running_ > 0) {
             const auto seen = signal_.version();
-            if (!running_) break;
+            if (running_ == 0) break;
             co_await signal_.wait(loop_, seen, SteadyTime::max());
         }
     }
 
   private:
-    Task<> run() {
-        while (co_await pause(options_.every)) {
-            co_await settle_dead_leases();
-            if (!stopping_) co_await purge();
+    Task<> settles() {
+        while (co_await pause(options_.every)) co_await settle_dead_leases();
+        ended();
+    }
+
+    Task<> purges() {
+        const milliseconds every =
+            options_.purge_every.count() > 0 ? options_.purge_every : options_.every;
+        SteadyTime due = loop_.now() + every;
+        for (;;) {
+            nanoseconds wait = due - loop_.now();
+            if (wait <= nanoseconds{0}) wait = std::min<nanoseconds>(until_window(), window_look);
+            if (wait > nanoseconds{0}) {
+                if (!co_await pause(wait)) break;
+                continue;
+            }
+            co_await purge();
+            if (stopping_) break;
+            due = loop_.now() + every;
         }
-        running_ = false;
+        ended();
+    }
+
+    void ended() {
+        --running_;
         signal_.notify();
     }
 
-    Task<bool> pause(milliseconds d) {
+    Task<bool> pause(nanoseconds d) {
         const SteadyTime until = loop_.now() + d;
         while (!stopping_ && loop_.now() < until)
             co_await signal_.wait(loop_, signal_.version(), until);
         co_return !stopping_;
+    }
+
+    /// How long clean-up has to wait for its time of day; 0: it may run.
+    [[nodiscard]] nanoseconds until_window() const {
+        if (!options_.purge_at) return nanoseconds{0};
+        const std::chrono::microseconds now{loop_.clock().wall_us()};
+        const auto since = (now % day + day - *options_.purge_at) % day;
+        return since < options_.purge_window ? nanoseconds{0} : nanoseconds{day - since};
     }
 
     /// Runs `work` where it may block and comes back with its result.
@@ -107,19 +144,31 @@ class Sweeper::Impl {
     /// As if the store answered again with the next pass: not every store says when it does.
     void store_was_out() { settle_from_ = loop_.now() + options_.every + options_.takeover_grace; }
 
-    Task<> purge() {
-        for (std::size_t step = 0; step < options_.purge_steps_max && !stopping_; ++step) {
+    /// Until nothing expired is left, or the pass is at an end before.
+    Task<> purge() { engine_.counters().purge_behind = co_await purge_steps() ? 0 : 1; }
+
+    /// True: everything that had expired is gone.
+    Task<bool> purge_steps() {
+        nanoseconds took{0};
+        for (std::size_t step = 0; step < options_.purge_steps_max; ++step) {
+            // A store that is slow because it has much to do for others gets as much time without
+            // clean-up as with it.
+            if (!co_await pause(took) || until_window() > nanoseconds{0}) co_return false;
             std::function<Result<std::size_t>()> work = [this] {
                 return engine_.store().purge(options_.purge_step);
             };
+            const SteadyTime began = loop_.now();
             const auto gone = co_await blocking<std::size_t>(std::move(work));
+            took = loop_.now() - began;
+            if (options_.on_purge_step) options_.on_purge_step(took);
             if (!gone) {
                 ++engine_.counters().store_errors;
-                co_return;
+                co_return false;
             }
             engine_.counters().purged += *gone;
-            if (*gone < options_.purge_step) co_return;
+            if (*gone < options_.purge_step) co_return true;
         }
+        co_return false;
     }
 
     Engine& engine_;
@@ -129,7 +178,7 @@ class Sweeper::Impl {
     std::unique_ptr<asio::thread_pool> worker_;
     runtime::Signal signal_;
     SteadyTime settle_from_ = SteadyTime::min();
-    bool running_ = false;
+    int running_ = 0;  ///< Coroutines.
     bool stopping_ = false;
 };
 

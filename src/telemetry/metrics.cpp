@@ -50,6 +50,9 @@ constexpr Description upstream_family{"semel_upstream_seconds",
 constexpr Description first_byte_family{"semel_first_byte_seconds",
                                         "Upstream calls from start to the head of the answer.",
                                         MetricType::Histogram};
+constexpr Description purge_family{"semel_purge_seconds",
+                                   "Steps of clean-up, each one purge of the store.",
+                                   MetricType::Histogram};
 constexpr Description build_family{"semel_build_info", "Always 1; the label names the version.",
                                    MetricType::Gauge};
 constexpr Description bodies_family{
@@ -118,6 +121,8 @@ constexpr Description watched[] = {
      "Acquires without a reply whose possible lease was given back."},
     {"semel_swept_total", "Dead leases settled by the sweeper."},
     {"semel_purged_total", "Expired records removed."},
+    {"semel_purge_behind",
+     "1: the last pass of clean-up ended before all expired records were gone.", MetricType::Gauge},
     {"semel_store_batches_total", "Batches written to the store."},
     {"semel_store_operations_total", "Operations in these batches."},
     {"semel_spooled_total",
@@ -230,6 +235,7 @@ std::string Metrics::render() const {
 
     families.push_back(histogram(upstream_family, upstream_seconds));
     families.push_back(histogram(first_byte_family, first_byte_seconds));
+    families.push_back(histogram(purge_family, purge_seconds));
     families.push_back(single(joiners_family, static_cast<double>(joiners.value())));
     families.push_back(
         single(peer_connections_family, static_cast<double>(peer_connections.value())));
@@ -263,7 +269,7 @@ std::vector<std::string_view> Metrics::names() {
     for (const OwnCounter& own : own_counters) out.push_back(own.description.name);
     for (const Description& description :
          {build_family, requests_family, unprotected_family, tokens_family, upstream_family,
-          first_byte_family, joiners_family, peer_connections_family,
+          first_byte_family, purge_family, joiners_family, peer_connections_family,
           running_family, bodies_family}) {
         out.push_back(description.name);
     }

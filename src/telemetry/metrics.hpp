@@ -116,6 +116,7 @@ class Metrics {
     Histogram
         upstream_seconds;  ///< Of each upstream call, from its start to its last byte or failure.
     Histogram first_byte_seconds;  ///< From a call's start to the head of its answer.
+    Histogram purge_seconds;       ///< Of each step of clean-up.
     Gauge joiners;                 ///< Requests that wait for or follow another request's call.
     Gauge running;                 ///< Upstream calls that run.
     Gauge bodies_bytes;            ///< Of memory.bodies in use.
