@@ -1,8 +1,14 @@
 import pytest
 
 import harness
+from mysql_server import MysqlServer
+from postgres_server import PostgresServer
+from redis_faults import KEEPS
 from redis_server import RedisServer
 from upstream import Upstream
+
+
+SQL = {"postgres": PostgresServer, "mysql": MysqlServer}
 
 
 def pytest_configure(config):
@@ -43,6 +49,49 @@ def redis_servers(tmp_path):
     yield start
     for server in made:
         server.clean_up()
+
+
+@pytest.fixture
+def sql_servers():
+    """sql_servers("postgres" or "mysql", *arguments) -> a running server. All are ended after the test, and what `keep` is told of."""
+    made = []
+
+    def start(kind, *arguments, **kw):
+        made.append(SQL[kind](*arguments, **kw))
+        return made[-1]
+
+    def keep(thing):
+        made.append(thing)
+        return thing
+    start.keep = keep
+    yield start
+    for one in reversed(made):
+        one.clean_up()
+
+
+@pytest.fixture(params=["redis", "postgres", "mysql"])
+def server(request, redis_servers, sql_servers):
+    """A server that gateways share, one of each kind in turn; it forgets nothing when it is killed."""
+    return redis_servers(*KEEPS) if request.param == "redis" else sql_servers(request.param)
+
+
+@pytest.fixture(scope="module")
+def servers_of_the_file():
+    """kind -> server, for tests that do it no harm."""
+    made = {}
+    yield made
+    for one in made.values():
+        one.clean_up()
+
+
+@pytest.fixture(params=["redis", "postgres", "mysql"])
+def unharmed_server(request, redis_servers, servers_of_the_file):
+    """The same as `server`, for tests that only talk to it: the databases are one for all of a file's, and empty."""
+    if request.param == "redis":
+        return redis_servers(*KEEPS)
+    if request.param not in servers_of_the_file:
+        servers_of_the_file[request.param] = SQL[request.param]()
+    return servers_of_the_file[request.param].fresh()
 
 
 @pytest.fixture

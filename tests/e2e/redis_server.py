@@ -10,7 +10,10 @@ from harness import eventually, free_port
 
 
 class RedisServer:
-    """redis-server on a free port, without persistence unless `arguments` say otherwise. `.url(user, password)` names it."""
+    """redis-server on a free port, without persistence unless `arguments` say otherwise. `.url(user, password)` names it; `at` is
+    another port, of what is in front of it."""
+
+    kind = "redis"
 
     def __init__(self, folder, *arguments, env=None):
         self.folder = pathlib.Path(folder)
@@ -36,9 +39,9 @@ class RedisServer:
         except OSError:
             return False
 
-    def url(self, user="", password="", database=0):
+    def url(self, user="", password="", database=0, at=None):
         who = f"{user}:{password}@" if user or password else ""
-        return f"redis://{who}127.0.0.1:{self.port}/{database}"
+        return f"redis://{who}127.0.0.1:{at or self.port}/{database}"
 
     def command(self, *words, password=None):
         """One command on a connection of its own. Errors come back as text that begins with '-'."""
@@ -62,6 +65,10 @@ class RedisServer:
             found.update(page)
             if cursor == "0":
                 return sorted(found)
+
+    def intents(self):
+        """How many records it holds."""
+        return len(self.keys("semel:*:r:*"))
 
     def freeze(self):
         self.process.send_signal(signal.SIGSTOP)

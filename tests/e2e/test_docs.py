@@ -11,7 +11,8 @@ from harness import ROOT, run_semel
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ENVIRONMENT = {"OPENAI_API_KEY": "sk-of-the-example", "SEMEL_WEB_TOKEN": "token-of-the-example",
                "SEMEL_SECRET": "secret-of-the-example", "REDIS_PASSWORD": "password-of-the-example",
-               "SENTINEL_PASSWORD": "password-of-the-example"}
+               "SENTINEL_PASSWORD": "password-of-the-example", "POSTGRES_PASSWORD": "password-of-the-example",
+               "MYSQL_PASSWORD": "password-of-the-example"}
 # Limits of the mock, of tables in memory and of the log's reader: nobody outside can meet them.
 INTERNAL = {"kept_bytes_max", "kept_bodies_max", "kept_body_max", "kept_numbers_max", "body_max_bytes", "download_max_bytes",
             "content_max_bytes", "wait_max", "kSpareBuffersMax", "kKitsMax", "kTlsJoinMaxBytes", "body_part_max",

@@ -1,4 +1,5 @@
-"""Several gateways on one Redis are one: a duplicate joins a running call wherever it lands, and nothing is paid twice that need not be.
+"""Several gateways on one shared store are one: a duplicate joins a running call wherever it lands, and nothing is paid twice that need
+not be.
 
 Each test says what is paid: calls = counted attempts.
 """
@@ -11,25 +12,18 @@ import pytest
 
 import upstream
 from harness import Exchange, Lost, background, eventually, free_port, together
-from redis_server import RedisServer
+from store_faults import LEASE, in_all, on
 from upstream import Gate
 
-LEASE = 3.0
 JOIN = {"/api/chat": {"on_running": "join"}}
+one_store_will_do = pytest.mark.parametrize("unharmed_server", ["redis"], indirect=True)  # about what lies between gateways
 
 
 @pytest.fixture
-def redis(tmp_path):
-    server = RedisServer(tmp_path / "redis")
-    yield server
-    server.clean_up()
-
-
-@pytest.fixture
-def gateways(make, redis):
+def gateways(make, unharmed_server):
     """gateways(count, env=[...], **config) -> started gateways on one store, with a short lease."""
     def start(count, env=(), **config):
-        made = [make(store={"redis": {"url": redis.url()}}, engine={"lease": f"{int(LEASE)}s"}, **config) for _ in range(count)]
+        made = [make(**on(unharmed_server), **config) for _ in range(count)]
         for i, one in enumerate(made):
             one.start(env=env[i] if i < len(env) else None)
         return made
@@ -52,10 +46,6 @@ def thaw(semel):
 
 def peers_of(semel):
     return int(re.search(r"peers http://127\.0\.0\.1:(\d+)", semel.said())[1])
-
-
-def in_all(gateways, name, **labels):
-    return sum(one.metric(name, **labels) for one in gateways)
 
 
 def held(gate, then=None):
@@ -112,6 +102,7 @@ def test_a_joiner_elsewhere_gets_every_event_as_it_comes_over_one_connection(gat
     eventually(lambda: first.metric("semel_peer_connections") == 0)
 
 
+@one_store_will_do
 @pytest.mark.parametrize("peer, told", [({"advertise": "localhost"}, "localhost"), ({"listen": "127.0.0.2:0"}, "127.0.0.2")],
                          ids=["a name", "another address"])
 def test_an_owner_is_followed_where_its_lease_says(gateways, up, peer, told):
@@ -127,6 +118,7 @@ def test_an_owner_is_followed_where_its_lease_says(gateways, up, peer, told):
     assert elsewhere.rest().body == owner.rest().body and second.metric("semel_peer_fallbacks_total") == 0
 
 
+@one_store_will_do
 def test_a_chat_is_joined_elsewhere_and_marked_as_not_its_own(gateways, up):
     gate = Gate()
     up.on("held", upstream.plain(gate=gate))
@@ -143,6 +135,7 @@ def test_a_chat_is_joined_elsewhere_and_marked_as_not_its_own(gateways, up):
     assert len(up.paid()) == 2
 
 
+@one_store_will_do
 def test_a_duplicate_elsewhere_of_a_route_that_accepts_is_told_at_once(gateways, up):
     gate = Gate()
     up.on("held", upstream.plain(gate=gate))
@@ -155,6 +148,7 @@ def test_a_duplicate_elsewhere_of_a_route_that_accepts_is_told_at_once(gateways,
     assert running.result(20).status == 200 and len(up.paid()) == 1
 
 
+@one_store_will_do
 def test_a_failure_is_the_same_for_everyone_who_joined_it_wherever(gateways, up):
     up.on("failing", upstream.error(429, message="slow down", delay=2.0, headers=[("Retry-After", "3")]))
     first, second = gateways(2)
@@ -312,6 +306,7 @@ def test_gateways_whose_clocks_are_hours_apart_take_over_neither_early_nor_never
 
 # ---- ending, and strangers
 
+@one_store_will_do
 def test_a_draining_owner_serves_followers_elsewhere_and_a_draining_follower_ends(gateways, up):
     gate = Gate()
     up.on("held", upstream.stream(events=6, gate=gate, gate_after=3))
@@ -331,6 +326,7 @@ def test_a_draining_owner_serves_followers_elsewhere_and_a_draining_follower_end
     assert len(up.paid()) == 1
 
 
+@one_store_will_do
 def test_a_stranger_at_the_peer_address_is_told_nothing(gateways, up):
     first, = gateways(1)
     port = peers_of(first)
