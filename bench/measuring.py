@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -128,11 +127,12 @@ class Rig:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def program(self, name):
-        """Where it is built; None if it is missing or, as long as `built` is not set, older than the sources of its folder."""
-        for folder in ("gateway", "store", "redis"):
+        """Where it is built; None if it is missing or, as long as `built` is not set, older than its sources in its folder."""
+        for folder in ("gateway", "store", "redis", "sql"):
             found = self.build / "bench" / folder / name
             if found.exists():
-                sources = [p.stat().st_mtime for p in (ROOT / "bench" / folder).iterdir() if p.suffix in (".cpp", ".hpp")]
+                own = (f"{name}.cpp", f"{name.removeprefix('bench_')}.cpp")
+                sources = [p.stat().st_mtime for p in (ROOT / "bench" / folder).iterdir() if p.suffix == ".hpp" or p.name in own]
                 return str(found) if self.built or found.stat().st_mtime >= max(sources) else None
         return None
 
@@ -145,8 +145,8 @@ class Rig:
         log = self.folder / f"{name}.log"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SEMEL_")}
         with open(log, "wb") as err:
-            process = subprocess.Popen(self.pinned(core, command), stdin=subprocess.DEVNULL, stderr=err, env=environment,
-                                       **{"stdout": err, **more})
+            process = subprocess.Popen(self.pinned(core, command), stderr=err, env=environment,
+                                       **{"stdin": subprocess.DEVNULL, "stdout": err, **more})
         process.name, process.log = name, log
         self.running.append(process)
         return process

@@ -41,6 +41,10 @@ class Client {
           rng_(work.seed * 1000 + number) {}
 
     Recorded run() {
+        {
+            std::unique_lock lock(mutex_);
+            answered_.wait_until(lock, begin_, [] { return false; });
+        }
         while (std::chrono::steady_clock::now() - begin_ < work_.duration) {
             submit();
             std::unique_lock lock(mutex_);
@@ -67,7 +71,7 @@ class Client {
             std::string key_name = rng_.percent(50) ? one_key : key();
             Operation operation = choose(key_name);
             items.push_back(
-                {key_of(key_name),
+                {key_of(work_.salt + key_name),
                  std::visit([](const auto& op) -> StoreOperation { return op; }, operation)});
             asked.push_back(
                 {number_, 0, ++sequence_, std::move(key_name), {}, std::move(operation)});

@@ -35,6 +35,8 @@ class Board {
 
 struct Work {
     std::uint64_t seed = 1;
+    std::string salt;           ///< Of the stored keys: those of other runs on the server differ.
+    unsigned first_client = 0;  ///< Clients of one history need different numbers.
     unsigned clients = 6;
     unsigned keys = 3;  ///< In use at a time.
     std::chrono::milliseconds duration{1000};
@@ -49,7 +51,8 @@ struct Recorded {
     std::map<std::string, std::uint64_t> errors;  ///< By their detail.
 };
 
-/// Asks the store random things until the time is over, and waits for its last answers. Blocks.
+/// Asks the store random things from `begin` on until the time is over, and waits for its last
+/// answers. Blocks.
 Recorded run_client(core::Store& store, Board& board, const Work& work, unsigned client,
                     base::SteadyTime begin);
 

@@ -1,13 +1,16 @@
 // Records what concurrent clients ask a store and what it answers, one line of JSON per operation.
 //
-//     history_recorder --store memory|rocksdb|redis [--dir D] [--url U] [--stores N] --out FILE
-//                      [--milliseconds T] [--seed N] [--clients N] [--keys N] [--lossy]
-//     history_recorder --plant FAULT --out FILE [...]
-//     history_recorder --list-plants
+//     history_recorder --store memory|rocksdb|redis|postgres|mysql [--dir D] [--url U] [--stores N]
+//                      --out FILE [--milliseconds T] [--seed N] [--clients N] [--keys N] [--lossy]
+//                      [--wait --salt S --first-client N]
+//     history_recorder --plant FAULT [--store postgres|mysql --url U] --out FILE [...]
+//     history_recorder --list-plants [--store postgres|mysql]
 //
 // --stores: so many are opened on the same server and shared out among the clients, as if they were
-// in different processes. Exits 0 when the history is complete, 2 if the store could not be opened
-// or the file not be written.
+// in different processes. Several recorders make one history of several processes: with the same
+// --salt (of the keys), different numbers of clients, and one begin: with --wait each says `ready`
+// when its stores are open and reads the begin (steady clock, ns) from its input. Exits 0 when the
+// history is complete, 2 if the store could not be opened or the file not be written.
 #include <charconv>
 #include <cstdio>
 #include <future>
@@ -20,6 +23,7 @@
 #include "linearizability/client.hpp"
 #include "linearizability/lossy_store.hpp"
 #include "linearizability/planted.hpp"
+#include "linearizability/planted_sql.hpp"
 #include "stores/memory/memory_store.hpp"
 #include "stores/redis/redis_store.hpp"
 #include "stores/rocksdb/rocksdb_store.hpp"
@@ -37,6 +41,7 @@ struct Options {
     std::size_t stores = 1;
     bool lossy = false;
     bool list_plants = false;
+    bool wait = false;
     linearizability::Work work;
 };
 
@@ -53,12 +58,20 @@ std::uint64_t number(std::string_view option, std::string_view value) {
     return parsed;
 }
 
+bool is_sql(const Options& options) {
+    return options.store == "postgres" || options.store == "mysql";
+}
+
 Options parse(int argc, char** argv) {
     Options options;
     for (int i = 1; i < argc; ++i) {
         const std::string_view option = argv[i];
         if (option == "--lossy") {
             options.lossy = true;
+            continue;
+        }
+        if (option == "--wait") {
+            options.wait = true;
             continue;
         }
         if (option == "--list-plants") {
@@ -83,6 +96,10 @@ Options parse(int argc, char** argv) {
             options.work.duration = std::chrono::milliseconds(number(option, value));
         else if (option == "--stores")
             options.stores = number(option, value);
+        else if (option == "--salt")
+            options.work.salt = value;
+        else if (option == "--first-client")
+            options.work.first_client = static_cast<unsigned>(number(option, value));
         else if (option == "--clients")
             options.work.clients = static_cast<unsigned>(number(option, value));
         else if (option == "--keys")
@@ -90,8 +107,9 @@ Options parse(int argc, char** argv) {
         else
             refuse("there is no option " + std::string(option));
     }
-    if (options.stores == 0 || (options.stores > 1 && options.store != "redis"))
-        refuse("--stores wants a number from 1; several only with --store redis");
+    const bool shared = options.store == "redis" || is_sql(options);
+    if (options.stores == 0 || (options.stores > 1 && !shared))
+        refuse("--stores wants a number from 1; several only of a store on a server");
     if (options.out.empty() && !options.list_plants) refuse("--out FILE is missing");
     return options;
 }
@@ -103,6 +121,10 @@ std::unique_ptr<core::Store> opened(base::Result<std::unique_ptr<core::Store>> s
 
 std::unique_ptr<core::Store> open(const Options& options, const std::string& prefix) {
     base::Clock& clock = base::system_clocks();
+    if (is_sql(options)) {
+        const linearizability::SqlTarget target{options.store, options.url};
+        return opened(linearizability::open_sql_store(target, options.plant));
+    }
     if (!options.plant.empty()) {
         auto store = linearizability::make_planted_store(options.plant, clock);
         if (!store) refuse("there is no fault '" + options.plant + "'; --list-plants names them");
@@ -123,14 +145,18 @@ std::unique_ptr<core::Store> open(const Options& options, const std::string& pre
 }  // namespace
 
 int main(int argc, char** argv) {
-    const Options options = parse(argc, argv);
+    Options options = parse(argc, argv);
     if (options.list_plants) {
-        for (const std::string& name : linearizability::planted_faults())
-            std::printf("%s\n", name.c_str());
+        const auto names = is_sql(options) ? linearizability::planted_sql_faults()
+                                           : linearizability::planted_faults();
+        for (const std::string& name : names) std::printf("%s\n", name.c_str());
         return 0;
     }
     // A history begins with nothing: what a former run left on the server is not its affair.
-    const std::string prefix = "history" + std::to_string(base::system_clocks().wall_us());
+    const std::string prefix = options.work.salt.empty()
+                                   ? "history" + std::to_string(base::system_clocks().wall_us())
+                                   : options.work.salt;
+    options.work.salt = prefix;
     std::vector<std::unique_ptr<core::Store>> stores;
     for (std::size_t n = 0; n < options.stores; ++n) {
         stores.push_back(open(options, prefix));
@@ -141,12 +167,20 @@ int main(int argc, char** argv) {
     }
 
     linearizability::Board board;
-    const base::SteadyTime begin = std::chrono::steady_clock::now();
+    base::SteadyTime begin = std::chrono::steady_clock::now();
+    if (options.wait) {
+        std::printf("ready\n");
+        std::fflush(stdout);
+        long long ns = 0;
+        if (std::scanf("%lld", &ns) != 1) refuse("--wait wants the begin in its input");
+        begin = base::SteadyTime{std::chrono::nanoseconds{ns}};
+    }
     std::vector<std::future<linearizability::Recorded>> clients;
     for (unsigned n = 0; n < options.work.clients; ++n) {
         clients.push_back(std::async(std::launch::async, [&, n] {
             core::Store& store = *stores[n % stores.size()];
-            return linearizability::run_client(store, board, options.work, n, begin);
+            return linearizability::run_client(store, board, options.work,
+                                               options.work.first_client + n, begin);
         }));
     }
     std::FILE* file = std::fopen(options.out.c_str(), "w");

@@ -150,11 +150,11 @@ func contradiction(out io.Writer, model porcupine.Model, info porcupine.Lineariz
 	if last.Outcome == "error" {
 		return
 	}
-	if last.At < s.decided.lo {
+	if !last.snapshot() && last.At < s.decided.lo {
 		fmt.Fprintf(out, "  but it was decided at %d: the store's clock went back\n", last.At)
 		return
 	}
-	for _, w := range worlds(s, last, exactly(last.At)) {
+	for _, w := range worlds(s, last, exactly(last.At), latest(last)) {
 		fmt.Fprintf(out, "  so the answer is: %s %s", w.said.outcome, w.said.kind)
 		if last.Record != nil && !w.said.gone {
 			copied := w

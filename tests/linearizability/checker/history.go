@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"sort"
+	"time"
 )
 
 // policy is what a grant was given under.
@@ -108,6 +110,9 @@ type operation struct {
 	number int
 	// Asked while the server was away: order among its client's operations is not promised.
 	unordered bool
+	// The store times between which it was decided, by what was answered before it was asked and what was asked after it was
+	// answered. See bounded.
+	earliest, latest int64
 }
 
 // lost says that nobody knows whether the step was done.
@@ -168,7 +173,7 @@ func byKey(operations []*operation) map[string][]*operation {
 }
 
 // resent adds, for each operation that was under way during an outage, a copy of unknown outcome: the store may have done the step,
-// lost the reply, and asked again.
+// lost the reply, and asked again. On databases (see snapshot) it only reads back what an acquire was granted.
 func resent(operations []*operation, outages []outage) []*operation {
 	all := operations
 	for _, o := range operations {
@@ -177,7 +182,11 @@ func resent(operations []*operation, outages []outage) []*operation {
 				continue
 			}
 			o.unordered = true
-			if o.Op != "get" && o.Outcome != "error" {
+			again := o.Op != "get" && o.Outcome != "error"
+			if o.snapshot() {
+				again = o.Op == "acquire" && o.Outcome == "granted" && o.Kind == "repeated"
+			}
+			if again {
 				ghost := *o
 				ghost.isGhost, ghost.Outcome, ghost.Applied, ghost.Record = true, "error", "unknown", nil
 				o.ghost = &ghost
@@ -187,6 +196,61 @@ func resent(operations []*operation, outages []outage) []*operation {
 		}
 	}
 	return all
+}
+
+// flushedWithin is how long a commit that others see may take to reach the disk.
+const flushedWithin = int64(100 * time.Millisecond)
+
+// forgetWhatWasSeen takes out what was only seen during an outage or shortly before: on a database that shows a commit to others
+// before it is on the disk, a crash may undo it before its writer was told. What was written stays judged: a later commit is on the
+// disk only if the earlier ones are.
+func forgetWhatWasSeen(operations []*operation, outages []outage) {
+	for _, o := range operations {
+		for _, a := range outages {
+			early := outage{a.From - flushedWithin, a.To}
+			if !early.overlaps(o) {
+				continue
+			}
+			if o.changesNothing() {
+				o.Outcome, o.Applied, o.Record = "error", "no", nil
+			} else if o.Outcome == "unknown outcome" || o.Outcome == "exhausted" { // perhaps it was so before
+				o.Outcome, o.Applied, o.Record = "error", "unknown", nil
+			}
+			break
+		}
+	}
+}
+
+// bounded tells each operation between which store times it can have been decided: not before what had been answered when it was
+// asked, not after what was asked when it had been answered. Where times told are no order (see judge), these bounds remain.
+func bounded(operations []*operation) {
+	var decided []*operation
+	for _, o := range operations {
+		o.earliest, o.latest = 0, math.MaxInt64
+		if o.Outcome != "error" {
+			decided = append(decided, o)
+		}
+	}
+	byReturn := append([]*operation(nil), decided...)
+	sort.Slice(byReturn, func(i, j int) bool { return byReturn[i].Return < byReturn[j].Return })
+	byCall := append([]*operation(nil), decided...)
+	sort.Slice(byCall, func(i, j int) bool { return byCall[i].Call < byCall[j].Call })
+	latestSoFar := make([]int64, len(byReturn)+1) // of the first i answers
+	for i, o := range byReturn {
+		latestSoFar[i+1] = max64(latestSoFar[i], o.At)
+	}
+	earliestFrom := make([]int64, len(byCall)+1) // of the i-th and later questions
+	earliestFrom[len(byCall)] = math.MaxInt64
+	for i := len(byCall) - 1; i >= 0; i-- {
+		earliestFrom[i] = min64(earliestFrom[i+1], byCall[i].At)
+	}
+	for _, o := range operations {
+		o.earliest = latestSoFar[sort.Search(len(byReturn), func(i int) bool { return byReturn[i].Return >= o.Call })]
+		if o.lost() { // it may still be done
+			continue
+		}
+		o.latest = earliestFrom[sort.Search(len(byCall), func(i int) bool { return byCall[i].Call > o.Return })]
+	}
 }
 
 // timeTravel finds an operation that was decided before one that had been answered when it was asked: by one clock that never goes

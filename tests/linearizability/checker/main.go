@@ -18,9 +18,11 @@ import (
 func main() {
 	perKey := flag.Duration("timeout", 20*time.Second, "for one key")
 	overtaking := flag.Bool("overtaking", false, "a batch may overtake another one of the same client")
+	snapshots := flag.Bool("snapshots", false, "operations that overlap may take effect in another order than that of their store times")
+	seenEarly := flag.Bool("seen-early", false, "what was seen shortly before an outage may have been undone by it")
 	quiet := flag.Bool("quiet", false, "do not explain what is not linearizable")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: checker [-timeout 20s] [-overtaking] [-quiet] HISTORY")
+		fmt.Fprintln(os.Stderr, "usage: checker [-timeout 20s] [-overtaking] [-snapshots] [-seen-early] [-quiet] HISTORY")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -28,10 +30,10 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	os.Exit(judge(flag.Arg(0), *perKey, *overtaking, *quiet))
+	os.Exit(judge(flag.Arg(0), *perKey, *overtaking, *snapshots, *seenEarly, *quiet))
 }
 
-func judge(path string, timeout time.Duration, overtaking, quiet bool) int {
+func judge(path string, timeout time.Duration, overtaking, snapshots, seenEarly, quiet bool) int {
 	operations, outages, err := readHistory(path)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "checker: %v\n", err)
@@ -54,6 +56,12 @@ func judge(path string, timeout time.Duration, overtaking, quiet bool) int {
 	}
 	recorded := len(operations)
 	earlier, later := timeTravel(operations)
+	if snapshots {
+		bounded(operations)
+	}
+	if seenEarly {
+		forgetWhatWasSeen(operations, outages)
+	}
 	histories := byKey(resent(operations, outages))
 	results := checkAll(histories, timeout)
 

@@ -129,7 +129,7 @@ func (all guesses) after(ctx context.Context, o *operation, lost []*operation) g
 			if !g.waiting.has(i) {
 				continue
 			}
-			for _, w := range worlds(g.state, l, span{lo: g.decided.lo, hi: o.At}) {
+			for _, w := range worlds(g.state, l, lostTime(g.state, l, o), latest(o)) {
 				if done := (guess{w.state, g.waiting.without(i)}); w.wrote(g.state) && !seen[done] {
 					seen[done] = true
 					todo = append(todo, done)
@@ -155,16 +155,39 @@ func after(s state, o *operation) []state {
 		}
 		s.sequence[o.lane] = o.Sequence
 	}
-	if o.At < s.decided.lo {
+	if o.snapshot() {
+		s.decided = span{} // says nothing
+	} else if o.At < s.decided.lo {
 		return nil // the store's clock went back
 	}
 	var possible []state
-	for _, w := range worlds(s, o, exactly(o.At)) {
+	for _, w := range worlds(s, o, exactly(o.At), latest(o)) {
 		if w.matches(o) {
 			possible = append(possible, w.state)
 		}
 	}
 	return possible
+}
+
+// snapshot says that the operation was decided on what it saw at its store time, and took effect at a later one, if what it saw was
+// still there: so do operations on a database, whose transactions are seen when they end. Those that do not overlap are in the order
+// of their times all the same (see timeTravel).
+func (o *operation) snapshot() bool { return o.latest != 0 }
+
+// latest is the store time after which nothing that the operation saw can have been decided.
+func latest(o *operation) int64 {
+	if o.snapshot() {
+		return o.latest
+	}
+	return o.At
+}
+
+// lostTime is when an operation of unknown outcome was decided, if it was done before the step o.
+func lostTime(s state, lost, o *operation) span {
+	if o.snapshot() {
+		return span{lo: lost.earliest, hi: latest(o)}
+	}
+	return span{lo: s.decided.lo, hi: o.At}
 }
 
 // wrote says whether the step changed what was there.
@@ -187,17 +210,19 @@ type outcomeWorld struct {
 	said answer
 }
 
-// worlds runs the operation at a time within now, in all ways that the bounds leave open.
-func worlds(s state, o *operation, now span) []outcomeWorld {
+// worlds runs the operation at a time within now, in all ways that the bounds leave open. What it sees was decided by `seen`.
+func worlds(s state, o *operation, now span, seen int64) []outcomeWorld {
 	for _, known := range []*span{&s.decided, &s.due, &s.token, &s.leaseEnd, &s.created, &s.completed, &s.expires} {
-		known.by(now.hi)
+		known.by(seen)
 	}
 	var all []outcomeWorld
 	var script []bool
 	for {
 		w := world{state: s, now: now, script: script}
 		said := w.step(o)
-		w.decided = w.now
+		if !o.snapshot() {
+			w.decided = w.now
+		}
 		all = append(all, outcomeWorld{w, said})
 		// The next script: the last branch not yet taken both ways.
 		script = w.script

@@ -23,7 +23,10 @@ func (s span) plus(d int64) span {
 
 // by limits the span by a later decision at now: what wrote it was decided before.
 func (s *span) by(now int64) {
-	if !s.exact() && s.hi > now+s.offset {
+	if s.exact() || now > math.MaxInt64-s.offset {
+		return
+	}
+	if s.hi > now+s.offset {
 		s.hi = max64(s.lo, now+s.offset)
 	}
 }
