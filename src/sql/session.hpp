@@ -61,7 +61,8 @@ struct Fresh {
 struct Inserted { StoreTime created; };
 /// The row that was there before (expired or not); `at` is the database's time when it was read.
 struct Present { Row row; StoreTime at; };
-/// Neither inserted nor seen: it came too late (not_after), or the key changed hands meanwhile. Look again.
+/// Neither inserted nor seen: it came too late (not_after), the key changed hands meanwhile, or the dialect does not look at what
+/// keeps a row alone from being inserted, because that costs a first grant more than a duplicate gains. Read it.
 struct Neither {};
 using InsertOutcome = std::variant<Inserted, Present, Neither>;
 

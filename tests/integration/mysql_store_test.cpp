@@ -215,6 +215,7 @@ TEST_F(MysqlStore, every_statement_finds_its_rows_by_an_index) {
         replace_sql(change, {}),
         append_sql(0, turn),
         read_sql(keys, true, clock_sql({})),
+        read_one_sql(keys.front(), true, clock_sql({})),
         list_sql({}, std::string(32, 'a'), 100, at),
         list_sql({.undecided_only = true}, std::string(32, 'a'), 100, at),
         list_sql({.dead_leases_only = true}, "", 100, {}),

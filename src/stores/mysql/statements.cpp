@@ -272,6 +272,16 @@ std::string read_sql(std::span<const StoredKey> keys, bool with_bodies, const st
     return sql;
 }
 
+std::string read_one_sql(const StoredKey& key, bool with_body, const std::string& clock) {
+    std::string sql = "SELECT ";
+    sql.append(record_columns(with_body))
+        .append(1, ',')
+        .append(clock)
+        .append(" FROM(SELECT 1)AS one LEFT JOIN semel_records ON k=");
+    append_key(sql, key);
+    return sql;
+}
+
 std::string list_sql(const core::ScanFilter& filter, const std::string& cursor, std::size_t limit,
                      const std::optional<StoreTime>& told) {
     const std::string clock = clock_sql(told);

@@ -60,6 +60,8 @@ std::string append_sql(std::size_t slot, const core::Append& turn);
 
 /// record_columns() and the value of `clock`, an SQL expression, for these keys.
 std::string read_sql(std::span<const StoredKey> keys, bool with_bodies, const std::string& clock);
+/// The same for one key, and always one row: if there is no record all but the clock is NULL.
+std::string read_one_sql(const StoredKey& key, bool with_body, const std::string& clock);
 /// A page of record_columns(), in the order of the keys.
 std::string list_sql(const core::ScanFilter& filter, const std::string& cursor, std::size_t limit,
                      const std::optional<StoreTime>& told);

@@ -398,21 +398,13 @@ class PostgresSession final : public Session {
     }
 
     Tried<std::vector<InsertOutcome>> insert_one(const Fresh& row, const Ask& ask) {
-        auto answer =
-            run({insert_one_step(*statements_, row, time_of(ask)),
-                 step((*statements_)[Id::there_one], {time_of(ask), bytes(row.key.view())})},
-                ask);
+        // What kept it from being inserted is left to a read: a lone caller is rarely a duplicate, and
+        // looking costs as much as the insert.
+        auto answer = run({insert_one_step(*statements_, row, time_of(ask))}, ask);
         if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
         const Rows& inserted = std::get<0>(answer)[0];
-        const Rows& there = std::get<0>(answer)[1];
         std::vector<InsertOutcome> out(1, Neither{});
-        if (inserted.size() == 1) {
-            out.front() = Inserted{{inserted.number(0, 0)}};
-        } else if (there.size() == 1) {
-            Present present{row_from(there, 0, 1, row.key), {there.number(0, 0)}};
-            add_body(there, 0, 1 + row_columns, present.row);
-            out.front() = std::move(present);
-        }
+        if (inserted.size() == 1) out.front() = Inserted{{inserted.number(0, 0)}};
         return out;
     }
 
@@ -551,7 +543,6 @@ std::vector<Step> trial_of(const Statements& statements) {
         out.push_back(step(statements[id], std::move(parameters)));
     };
     out.push_back(insert_one_step(statements, fresh, at));
-    add(Id::there_one, {at, k});
     out.push_back(complete_one_step(statements, completion, at));
     add(Id::chunk_put, {at, k, at, none, bytes("")});
     add(Id::chunk_get, {k, at, none});

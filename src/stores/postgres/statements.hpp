@@ -17,7 +17,6 @@ inline constexpr int schema_version = 1;
 enum class Id : std::uint8_t {
     insert,
     insert_one,
-    there_one,
     complete,
     complete_one,
     replace,
@@ -42,7 +41,7 @@ enum class Id : std::uint8_t {
     purge_conversations,
     time,
 };
-inline constexpr std::size_t statement_count = 26;
+inline constexpr std::size_t statement_count = static_cast<std::size_t>(Id::time) + 1;
 
 /// Immutable; outlives every connection that it is used on.
 class Statements {
