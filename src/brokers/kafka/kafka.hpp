@@ -1,0 +1,72 @@
+// Kafka, on librdkafka: a member of a consumer group, and an idempotent producer.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "brokers/publisher.hpp"
+#include "brokers/source.hpp"
+
+namespace semel::brokers::kafka {
+
+/// Where a partition begins for which the group has committed nothing. The position is resolved at
+/// the assign and committed at once, so that a crash before the first message does not skip any.
+enum class Start : std::uint8_t { earliest, latest, fail };
+
+using Properties = std::map<std::string, std::string>;
+
+struct SourceConfig {
+    std::string brokers;              ///< "host:port,host:port"
+    std::vector<std::string> topics;  ///< Names, or patterns that begin with "^".
+    std::string group;
+    std::string client_id = "semel";
+    std::string instance_id;  ///< Static membership; empty: none.
+    Start start = Start::earliest;
+    Properties properties;  ///< librdkafka's, but for those that refused_property() names.
+    std::chrono::milliseconds commit_interval{200};  ///< Between two commits of watermarks.
+    std::chrono::milliseconds drain{
+        20'000};                  ///< For revoked partitions; below max.poll.interval.ms.
+    std::size_t window = 10'000;  ///< Unsettled messages at most.
+    std::size_t window_bytes =
+        64 * 1024 * 1024;  ///< Unsettled bytes at most (one message may exceed it).
+    /// Fetched ahead by the library at most, about (one answer of a broker more). At the
+    /// limit 2.0.2 fetches nothing for some 50 ms, so that a small one costs speed.
+    std::size_t fetched_bytes = 64 * 1024 * 1024;
+    std::string
+        commit_metadata;  ///< Text committed beside every position; at most metadata_max_bytes.
+};
+
+/// The broker's own limit (offset.metadata.max.bytes).
+inline constexpr std::size_t metadata_max_bytes = 4096;
+/// Messages handed to the listener at once.
+inline constexpr std::size_t delivered_batch_max = 500;
+
+struct PublisherConfig {
+    std::string brokers;
+    std::string client_id = "semel";
+    Properties properties;
+    std::chrono::milliseconds timeout{30'000};  ///< Until an unconfirmed message is given up.
+    std::size_t queued = 100'000;               ///< Messages not yet confirmed, at most.
+};
+
+/// Checks the configuration and makes the client; start() connects. invalid_argument names the
+/// property and the reason.
+base::Result<std::unique_ptr<Source>> make_source(SourceConfig config);
+base::Result<std::unique_ptr<Publisher>> make_publisher(PublisherConfig config);
+
+enum class Role : std::uint8_t { source, publisher };
+/// Why `properties` may not set this one; empty if it may. Promises rest on the refused ones, or
+/// they have a key of their own. `library` is library_version().
+std::string refused_property(Role role, const std::string& name, const std::string& value,
+                             int library);
+
+/// rd_kafka_version(): 0x020002ff is 2.0.2.
+int library_version();
+std::string library_name();  ///< "librdkafka 2.0.2"
+
+}  // namespace semel::brokers::kafka

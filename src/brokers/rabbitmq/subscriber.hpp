@@ -1,0 +1,158 @@
+// Subscriber: the Source on one queue.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "brokers/rabbitmq/connection.hpp"
+#include "core/watermark.hpp"
+
+namespace semel::brokers::rabbitmq {
+
+/// One subscription on one channel: its tags mean nothing on any other.
+class Subscription final : public Assignment {
+  public:
+    Subscription(const std::string& queue, std::uint64_t epoch, std::size_t singles_above)
+        : Assignment(Partition{queue, 0}, epoch), tags_(singles_above) {}
+
+    // ---- any thread
+    bool settle(std::uint64_t tag) {
+        const std::lock_guard lock(mutex_);
+        if (void_ || !tags_.finish(tag)) return false;
+        --unsettled_;
+        return true;
+    }
+    [[nodiscard]] std::size_t unsettled() const {
+        const std::lock_guard lock(mutex_);
+        return unsettled_;
+    }
+    [[nodiscard]] std::size_t finished() const {
+        const std::lock_guard lock(mutex_);
+        return tags_.waiting();
+    }
+    void set_drained() { drained_ = true; }
+
+    // ---- the I/O thread
+    void arrive(std::uint64_t tag) {
+        const std::lock_guard lock(mutex_);
+        tags_.deliver(tag);
+        last_tag = tag;
+    }
+    /// Handed to the listener.
+    void hand_over() {
+        const std::lock_guard lock(mutex_);
+        ++unsettled_;
+    }
+    std::vector<core::TagAcknowledgement> take(bool all) {
+        const std::lock_guard lock(mutex_);
+        return void_ ? std::vector<core::TagAcknowledgement>{} : tags_.take(all);
+    }
+    void make_void() {
+        const std::lock_guard lock(mutex_);
+        void_ = true;
+        unsettled_ = 0;
+    }
+    [[nodiscard]] bool drained() const { return drained_ || unsettled() == 0; }
+
+    std::atomic<bool> begun{false};
+    std::atomic<bool> paused{false};
+    std::atomic<std::uint64_t> last_tag{0};
+
+  private:
+    mutable std::mutex mutex_;  ///< Guards the members below.
+    core::TagWatermark tags_;
+    std::size_t unsettled_ = 0;  ///< Of those handed over.
+    bool void_ = false;
+    std::atomic<bool> drained_{false};
+};
+using SubscriptionPtr = std::shared_ptr<Subscription>;
+
+class Subscriber final : public Source {
+  public:
+    Subscriber(SourceConfig config, Endpoint endpoint);
+    ~Subscriber() override;
+
+    base::Result<void> start(Listener& listener) override;
+    void begin(const AssignmentPtr& assignment, std::optional<std::int64_t> from) override;
+    using Source::settle;
+    std::size_t settle(std::span<const Receipt> receipts) override;
+    void drained(const AssignmentPtr& assignment) override;
+    void pause(const AssignmentPtr& assignment) override;
+    void resume(const AssignmentPtr& assignment) override;
+    void window(std::size_t unsettled_max) override;
+    base::Result<void> seek(const AssignmentPtr& assignment, std::int64_t position,
+                            std::chrono::milliseconds within) override;
+    base::Result<void> commit(std::chrono::milliseconds within) override;
+    [[nodiscard]] std::vector<AssignmentState> state() const override;
+    base::Result<std::vector<PartitionLag>> lag(std::chrono::milliseconds within) override;
+    base::Result<GroupDescription> describe(std::chrono::milliseconds within) override;
+    base::Result<std::vector<CommittedPosition>> committed(
+        std::chrono::milliseconds within) override;
+    [[nodiscard]] SourceTraits traits() const override;
+    [[nodiscard]] base::SteadyTime last_poll() const override;
+    void stop(std::chrono::milliseconds drain) override;
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    struct Counts {
+        std::size_t messages = 0, consumers = 0;
+    };
+
+    // ---- the I/O thread
+    void run();
+    void connect();
+    std::optional<base::Error> set_up();
+    void subscribe();
+    void read();
+    void on_delivery(const amqp_envelope_t& envelope);
+    bool on_frame(const amqp_frame_t& frame);
+    void hand_over();
+    /// What is finished, when its time has come; `all`: everything, at once.
+    void acknowledge(bool all);
+    void leave();
+    /// The connection or channel is gone: everything unsettled comes again.
+    void lose(ProblemKind kind, const std::string& why);
+    void tell(ProblemKind kind, std::string text);
+    base::Result<Counts> count();
+
+    // ---- any thread
+    base::Result<Counts> ask_counts(std::chrono::milliseconds within);
+    /// Runs it on the I/O thread and waits for its answer.
+    template <class T>
+    base::Result<T> ask(std::function<base::Result<T>()> what, const std::string& doing,
+                        std::chrono::milliseconds within);
+
+    const SourceConfig config_;
+    const std::size_t ack_batch_;
+    Listener* listener_ = nullptr;
+    Connection connection_;
+    Mailbox mailbox_;
+    std::thread thread_;
+    std::mutex stop_mutex_;
+    std::atomic<std::size_t> window_;
+    std::atomic<bool> ack_pending_{false};
+    std::atomic<std::int64_t> last_poll_{0};
+    std::atomic<bool> ended_{false};
+
+    mutable std::mutex current_mutex_;  ///< For readers; only the I/O thread writes.
+    SubscriptionPtr current_;
+
+    // The I/O thread's.
+    std::deque<Delivery> waiting_;  ///< Arrived, not handed over; the prefetch bounds it.
+    std::uint64_t epochs_ = 0;
+    Backoff backoff_;
+    base::SteadyTime next_try_{};
+    base::SteadyTime ack_at_ = base::SteadyTime::max();
+    base::SteadyTime all_at_{};  ///< When those behind a stuck message are acknowledged, too.
+    std::optional<base::SteadyTime> leave_at_;
+    bool revoked_ = false;
+    std::string last_problem_;
+    bool reachable_ = true;
+    bool done_ = false;
+};
+
+}  // namespace semel::brokers::rabbitmq
