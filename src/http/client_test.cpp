@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <semaphore>
 
 #include "http/test_sockets.hpp"
 
@@ -145,6 +146,7 @@ TEST_F(ClientTest, sends_a_request_as_given_and_keeps_the_connection) {
 
 TEST_F(ClientTest, a_connection_that_closed_or_spoke_while_kept_is_not_used_again) {
     int connections = 0;
+    std::counting_semaphore<3> said(0);  // all that the connection is to say has arrived
     upstream([&](RawListener& l) {
         for (const char* rest : {"", "HTTP/1.1 408 Request Timeout\r\n\r\n", "end"}) {
             Raw raw = l.accept();
@@ -152,6 +154,7 @@ TEST_F(ClientTest, a_connection_that_closed_or_spoke_while_kept_is_not_used_agai
             raw.message();
             raw.send(std::string(kOk) + (std::string_view(rest) == "end" ? "" : rest));
             if (*rest == '\0') raw.end_sending();
+            said.release();
             if (std::string_view(rest) == "end") continue;
             // The client closes what it does not use: seen before the next request is sent.
             if (*rest != '\0') EXPECT_EQ(raw.until_end(), "");
@@ -161,6 +164,7 @@ TEST_F(ClientTest, a_connection_that_closed_or_spoke_while_kept_is_not_used_agai
         const Result result = call(post("x"));
         EXPECT_FALSE(result.error) << result.error->detail;
         EXPECT_EQ(result.body, "ok");
+        said.acquire();
     }
     peer_.join();
     EXPECT_EQ(connections, 3);

@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(RedisCluster, StoreContract,
                          testing::Values(StoreFactory{
                              "RedisCluster",
                              [] { return std::make_unique<RedisPlace>(moving_cluster(), true); },
-                             true, false}),
+                             true, false, true}),
                          test_name);
 
 }  // namespace

@@ -35,6 +35,8 @@ struct StoreFactory {
     bool reopenable = false;  ///< Records survive stop and open.
     /// After a reopen every lease is dead (an embedded store, whose leases live in memory).
     bool reopen_kills_leases = false;
+    /// Records move between servers while they are listed: one may be missed or seen twice.
+    bool records_move = false;
 };
 
 /// For gtest's name generator.

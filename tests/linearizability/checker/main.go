@@ -16,13 +16,13 @@ import (
 )
 
 func main() {
-	perKey := flag.Duration("timeout", 20*time.Second, "for one key")
+	perKey := flag.Duration("timeout", 60*time.Second, "for one key")
 	overtaking := flag.Bool("overtaking", false, "a batch may overtake another one of the same client")
 	snapshots := flag.Bool("snapshots", false, "operations that overlap may take effect in another order than that of their store times")
 	seenEarly := flag.Bool("seen-early", false, "what was seen shortly before an outage may have been undone by it")
 	quiet := flag.Bool("quiet", false, "do not explain what is not linearizable")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: checker [-timeout 20s] [-overtaking] [-snapshots] [-seen-early] [-quiet] HISTORY")
+		fmt.Fprintln(os.Stderr, "usage: checker [-timeout 60s] [-overtaking] [-snapshots] [-seen-early] [-quiet] HISTORY")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
