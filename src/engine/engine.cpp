@@ -196,13 +196,13 @@ class Engine::Impl {
         co_return false;
     }
 
-    Task<Result<void>> put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes) {
+    Task<Result<void>> put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes,
+                                 std::optional<SteadyTime> until) {
         if (lease.data_key_) {
             bytes = lease.data_key_->seal(chunk_place(lease.key_, n), bytes);
         }
         core::Item item{lease.key_, core::PutChunk{lease.token(), n, std::move(bytes)}};
-        auto reply =
-            co_await batcher_.call(std::move(item), loop_.now() + options_.record_patience);
+        auto reply = co_await batcher_.call(std::move(item), step_end(until));
         if (!reply) {
             ++counters_.store_errors;
             co_return std::move(reply.error());
@@ -212,9 +212,9 @@ class Engine::Impl {
 
     Task<Completion> complete(LeaseGuard& lease, core::Answer answer, core::Usage usage,
                               std::optional<core::Append> append,
-                              std::vector<std::string> unwritten) {
+                              std::vector<std::string> unwritten, std::optional<SteadyTime> until) {
         base::fault_point("engine.complete.before");
-        const SteadyTime deadline = loop_.now() + options_.record_patience;
+        const SteadyTime deadline = until.value_or(loop_.now() + options_.record_patience);
         const std::shared_ptr<const std::string> plain = answer.body;
         if (lease.data_key_) {
             lease.data_key_->seal(lease.key_, answer);
@@ -237,7 +237,7 @@ class Engine::Impl {
         delivery.plain = plain;
         Backoff backoff(foreground_backoff_first, foreground_backoff_max);
         std::optional<Completion> done;
-        for (;;) {
+        while (loop_.now() < deadline) {
             done = co_await try_record(delivery, deadline);
             if (done) break;
             const SteadyTime again = loop_.now() + backoff.next();
@@ -427,6 +427,7 @@ class Engine::Impl {
         DataKeyPtr data_key;  ///< Of this process's own answer; null for one that an earlier
                               ///< process spooled.
         std::shared_ptr<const std::string> plain;  ///< The body as it was before it was sealed.
+        SteadyTime keep_at{};  ///< When the lease is renewed next while it waits in the spool.
     };
     /// The nonce under which a lost claim is made anew. A function of the lost one: whoever
     /// delivers the answer, now or in a later process, asks with the same, so that what a lost
@@ -487,7 +488,7 @@ class Engine::Impl {
         Backoff backoff(background_backoff_first, background_backoff_max);
         for (;;) {
             if (!spool_holds(delivery)) co_return;  // an acquire was faster
-            const auto done = co_await try_record(delivery, loop_.now() + options_.record_patience);
+            const auto done = co_await try_record(delivery, std::nullopt);
             if (done) {
                 delivered(delivery, *done);
                 co_return;
@@ -499,11 +500,12 @@ class Engine::Impl {
 
     /// Renews the lease of an answer that waits in the spool: a store that has no room for an answer
     /// may have some for the claim of a takeover, which would be paid for again.
-    Task<> keep(const Delivery& delivery) {
+    Task<> keep(Delivery& delivery) {
+        delivery.keep_at = loop_.now() + options_.lease / 3;
         const core::Complete& complete = delivery.entry.complete;
         core::Item item{delivery.entry.key,
                         core::Renew{complete.token, complete.nonce, options_.lease}};
-        const auto reply = co_await batcher_.call(std::move(item), loop_.now() + options_.lease / 3);
+        const auto reply = co_await batcher_.call(std::move(item), delivery.keep_at);
         if (!reply) ++counters_.store_errors;
     }
 
@@ -548,19 +550,22 @@ class Engine::Impl {
 
     // ---- recording an answer
 
-    /// One try. Nullopt: no answer, try again.
-    Task<std::optional<Completion>> try_record(Delivery& delivery, SteadyTime deadline) {
+    /// One try. Nullopt: no answer, try again. No deadline: nobody waits, and the chunks of a big
+    /// answer may take long, as long as each of them is taken in time.
+    Task<std::optional<Completion>> try_record(Delivery& delivery,
+                                               std::optional<SteadyTime> deadline) {
         SpoolEntry& entry = delivery.entry;
         for (std::uint32_t n = 0; n < entry.chunks.size(); ++n) {
+            if (!deadline && loop_.now() >= delivery.keep_at) co_await keep(delivery);
             core::Item chunk{entry.key, core::PutChunk{entry.complete.token, n, entry.chunks[n]}};
-            const auto stored = co_await batcher_.call(std::move(chunk), deadline);
+            const auto stored = co_await batcher_.call(std::move(chunk), step_end(deadline));
             if (!stored) {
                 ++counters_.store_errors;
                 co_return std::nullopt;
             }
         }
         core::Item item{entry.key, entry.complete};
-        auto reply = co_await batcher_.call(std::move(item), deadline);
+        auto reply = co_await batcher_.call(std::move(item), step_end(deadline));
         if (!reply) {
             ++counters_.store_errors;
             co_return std::nullopt;
@@ -588,7 +593,8 @@ class Engine::Impl {
 
     /// The store lost the claim (a failover, a purge of an expired failure): acquires anew, so that
     /// the paid answer is kept. Nullopt: no answer yet, or granted and still to be recorded.
-    Task<std::optional<Completion>> claim_anew(Delivery& delivery, SteadyTime deadline) {
+    Task<std::optional<Completion>> claim_anew(Delivery& delivery,
+                                               std::optional<SteadyTime> deadline) {
         SpoolEntry& entry = delivery.entry;
         const Nonce nonce = claim_nonce(entry.complete.nonce);
         core::Acquire acquire{.fingerprint = entry.fingerprint,
@@ -601,7 +607,7 @@ class Engine::Impl {
                               .tenant = entry.tenant};
         const StoreTime not_after = acquire.not_after;
         core::Item item{entry.key, std::move(acquire)};
-        auto reply = co_await batcher_.call(std::move(item), deadline);
+        auto reply = co_await batcher_.call(std::move(item), step_end(deadline));
         if (!reply) {
             ++counters_.store_errors;
             if (reply.error().applied != base::Applied::no)
@@ -633,13 +639,17 @@ class Engine::Impl {
         remember(entry.key, reply->outcome, delivery.data_key.get());
         settle_claim(delivery);
         core::Item look{entry.key, core::Get{}};
-        auto present = co_await batcher_.call(std::move(look), deadline);
+        auto present = co_await batcher_.call(std::move(look), step_end(deadline));
         RecordPtr record;
         if (present) {
             if (auto* found = std::get_if<core::Found>(&present->outcome))
                 record = opened(entry.key, std::move(found->record), delivery.data_key.get());
         }
         co_return Completion{Completion::Kind::overtaken, std::move(record)};
+    }
+
+    [[nodiscard]] SteadyTime step_end(std::optional<SteadyTime> deadline) const {
+        return deadline.value_or(loop_.now() + options_.record_patience);
     }
 
     /// What lost the claim may have lost its tenant's key as well: it is put back, or, if there is
@@ -881,14 +891,16 @@ Task<Result<Engine::Acquired>> Engine::acquire(AcquireRequest request) {
     return impl_->acquire(std::move(request));
 }
 Task<Result<bool>> Engine::start(LeaseGuard& lease) { return impl_->start(lease); }
-Task<Result<void>> Engine::put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes) {
-    return impl_->put_chunk(lease, n, std::move(bytes));
+Task<Result<void>> Engine::put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes,
+                                     std::optional<SteadyTime> until) {
+    return impl_->put_chunk(lease, n, std::move(bytes), until);
 }
 Task<Completion> Engine::complete(LeaseGuard& lease, core::Answer answer, core::Usage usage,
                                   std::optional<core::Append> append,
-                                  std::vector<std::string> unwritten) {
+                                  std::vector<std::string> unwritten,
+                                  std::optional<SteadyTime> until) {
     return impl_->complete(lease, std::move(answer), std::move(usage), std::move(append),
-                           std::move(unwritten));
+                           std::move(unwritten), until);
 }
 Task<core::RecordPtr> Engine::fail(LeaseGuard& lease, core::Fail failure) {
     return impl_->fail(lease, std::move(failure));

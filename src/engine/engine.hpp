@@ -126,13 +126,15 @@ class Engine {
 
     /// Marks the paid call as about to leave. False: the lease is lost, do not call.
     Task<Result<bool>> start(LeaseGuard& lease);
-    /// Writes the chunks of a big answer (before complete). An Error leaves chunks that the store removes later.
-    Task<Result<void>> put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes);
+    /// Writes the chunks of a big answer (before complete). An Error leaves chunks that the store removes later. `until`: that is how
+    /// long the store may take, instead of record_patience from now.
+    Task<Result<void>> put_chunk(LeaseGuard& lease, std::uint32_t n, std::string bytes, std::optional<SteadyTime> until = {});
     /// Records the answer. Fenced(absent) (the store lost the claim): acquires anew with the same fingerprint and completes,
     /// counted as claim_lost. Never an Error: what cannot be recorded in time is spooled. `unwritten`: all chunks of a big answer
-    /// (plain) where put_chunk failed: they are written before the record, and spooled with it.
+    /// (plain) where put_chunk failed: they are written before the record, and spooled with it. `until`: when it is spooled, for a
+    /// client that has waited for chunks already.
     Task<Completion> complete(LeaseGuard& lease, core::Answer answer, core::Usage usage, std::optional<core::Append> append,
-                              std::vector<std::string> unwritten = {});
+                              std::vector<std::string> unwritten = {}, std::optional<SteadyTime> until = {});
     /// Records a failure. The record's state after it; null if the store could not be told (the lease then runs out).
     Task<core::RecordPtr> fail(LeaseGuard& lease, core::Fail failure);
     /// Gives an unused grant back, uncharged.

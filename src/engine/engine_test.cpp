@@ -349,6 +349,45 @@ TEST_F(EngineTest, an_answer_that_the_store_refuses_keeps_its_lease_while_it_wai
     EXPECT_EQ(record("x")->attempt, 1u);
 }
 
+TEST_F(EngineTest, an_answer_whose_client_waited_already_is_spooled_when_that_patience_ends) {
+    auto lease = granted(*a, "x");
+    a->store.down = true;
+    const SteadyTime since = clock.steady();
+    EXPECT_EQ(
+        wait(a->engine.complete(*lease, answer_of("kept"), {}, std::nullopt, {}, since + 300ms))
+            .kind,
+        Completion::Kind::pending);
+    EXPECT_LE(clock.steady() - since, 400ms);
+    EXPECT_EQ(a->spool->size(), 1u);
+    a->store.down = false;
+    run_for(3s);
+    EXPECT_EQ(*record("x")->answer->body, "kept");
+}
+
+TEST_F(EngineTest, a_spooled_answer_of_many_chunks_is_delivered_by_a_store_that_is_slow) {
+    auto lease = granted(*a, "x");
+    a->store.down = true;
+    core::Answer answer = answer_of("");
+    answer.body = nullptr;
+    answer.body_kind = core::BodyKind::chunks;
+    const std::vector<std::string> chunks(10, "chunk");
+    answer.chunk_count = 10;
+    EXPECT_EQ(wait(a->engine.complete(*lease, answer, {}, std::nullopt, chunks)).kind,
+              Completion::Kind::pending);
+    a->store.down = false;
+    a->store.faults.latency_min = a->store.faults.latency_max = 800ms;
+    int seconds = 0;
+    for (; a->spool->size() != 0 && seconds < 60; ++seconds) {
+        run_for(1s);
+        const auto meanwhile = wait(b->engine.acquire(request("x")));
+        ASSERT_TRUE(meanwhile && meanwhile->refused) << "not called again";
+    }
+    EXPECT_GT(seconds, 9) << "longer than the lease";
+    EXPECT_EQ(a->counters.spool_delivered, 1u);
+    EXPECT_EQ(record("x")->answer->chunk_count, 10u);
+    EXPECT_EQ(record("x")->attempt, 1u);
+}
+
 TEST_F(EngineTest, a_process_delivers_its_own_spooled_answer_before_it_acquires_the_key) {
     auto lease = granted(*a, "x");
     a->store.down = true;

@@ -127,6 +127,9 @@ class Sweeper::Impl {
             const SteadyTime back = engine_.store().answering_since();
             if (loop_.now() < std::max(settle_from_, back + options_.takeover_grace)) co_return;
             for (const auto& [key, record] : page->records) {
+                // A message is delivered again, and whoever takes it over charges the crash; settled here it would look as if its
+                // handler had failed.
+                if (record->policy.kind == core::IntentKind::message) continue;
                 core::Item item{key, core::Settle{record->token}};
                 const auto settled = co_await engine_.ask(std::move(item));
                 if (!settled) {

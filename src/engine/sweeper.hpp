@@ -31,7 +31,8 @@ struct SweeperOptions {
 using BlockingRunner = std::function<void(std::function<void()> work)>;
 
 /// One per process, on one engine's loop. The store sees one scan or purge of it at a time. It only
-/// settles: it has no request to run anything with.
+/// settles: it has no request to run anything with. Leases of messages are left to their next
+/// delivery, which charges the crash.
 class Sweeper {
   public:
     /// Without a `runner` the store's scans and purges run on a thread of the sweeper's own.

@@ -197,5 +197,32 @@ TEST_F(CleanUp, dead_leases_are_settled_in_time_whether_it_runs_rests_or_waits_f
     wait(sweeper->stop());
 }
 
+TEST_F(CleanUp, a_messages_dead_lease_is_left_to_its_next_delivery_which_charges_the_crash) {
+    core::Acquire claim{.fingerprint = {.raw = base::sha256("payload"), .canonical = {}},
+                        .owner = {"consumer", {}},
+                        .nonce = {},
+                        .lease = 1s,
+                        .not_after = {std::numeric_limits<std::int64_t>::max()},
+                        .policy = {.kind = core::IntentKind::message},
+                        .starts_call = true,
+                        .charge_crash = true,
+                        .label = {},
+                        .tenant = {},
+                        .turn = nullptr};
+    const base::Digest key = base::sha256("a message");
+    claim.nonce.bytes.fill(1);
+    ASSERT_TRUE(wait(engine.ask({key, claim})));
+    start({.every = 1s, .takeover_grace = 1s});
+    run_for(10s);
+    EXPECT_EQ(counters.swept, 0u);
+    claim.nonce.bytes.fill(2);
+    const auto again = wait(engine.ask({key, claim}));
+    ASSERT_TRUE(again);
+    EXPECT_EQ(std::get<core::Granted>(again->outcome).kind, core::Granted::Kind::takeover);
+    const auto found = wait(engine.ask({key, core::Get{}}));
+    EXPECT_EQ(std::get<core::Found>(found->outcome).record->crashes_charged, 1u);
+    wait(sweeper->stop());
+}
+
 }  // namespace
 }  // namespace semel::engine

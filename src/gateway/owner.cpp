@@ -668,7 +668,7 @@ Task<bool> Owner::write_chunks(Attempt& attempt, std::string_view last,
             static_cast<std::size_t>(std::min<std::uint64_t>(left, core::inline_body_max_bytes));
         if (!read_answer(attempt, last, offset, size, chunk)) co_return false;
         const auto written =
-            co_await engine_.put_chunk(*attempt.lease, attempt.chunks_written, chunk);
+            co_await engine_.put_chunk(*attempt.lease, attempt.chunks_written, chunk, until);
         if (written) {
             attempt.chunk_digest.update(chunk);
             ++attempt.chunks_written;
@@ -720,16 +720,10 @@ Task<> Owner::record(Attempt& attempt, std::string last) {
     answer.stream = attempt.stream;
     answer.body_bytes = journal.view().bytes + last.size();
     if (answer.body_bytes > state_.config.record_max_bytes) attempt.not_kept = true;
-    runtime::TimerId patience = 0;
-    Loop& loop = engine_.loop();
+    // The client waits for chunks and record together as long as for an answer without chunks.
+    const SteadyTime until = engine_.loop().now() + engine_.options().record_patience;
     std::vector<std::string> chunks;
     if (!attempt.not_kept && answer.body_bytes > core::inline_body_max_bytes) {
-        // The client does not wait for a store that is down longer than for any other answer.
-        patience = loop.at(loop.now() + engine_.options().record_patience, [&attempt, &last, this] {
-            state_.metrics.record_pending.add();
-            attempt.tell(Journal::End::whole, last, true);
-        });
-        const SteadyTime until = loop.now() + engine_.options().record_patience;
         if (co_await write_chunks(attempt, last, until)) {
             answer.body_kind = core::BodyKind::chunks;
             answer.chunk_count = attempt.chunks_written;
@@ -754,8 +748,7 @@ Task<> Owner::record(Attempt& attempt, std::string last) {
     }
     const engine::Completion completion =
         co_await engine_.complete(*attempt.lease, std::move(answer), std::move(usage),
-                                  attempt.call.shape->append(), std::move(chunks));
-    loop.cancel(patience);
+                                  attempt.call.shape->append(), std::move(chunks), until);
     switch (completion.kind) {
         case engine::Completion::Kind::recorded:
             base::fault_point("gateway.recorded");
@@ -763,7 +756,7 @@ Task<> Owner::record(Attempt& attempt, std::string last) {
                          completion.record ? completion.record->expires : core::StoreTime{});
             break;
         case engine::Completion::Kind::pending:
-            if (!attempt.told) state_.metrics.record_pending.add();
+            state_.metrics.record_pending.add();
             attempt.tell(Journal::End::whole, last, true);
             break;
         case engine::Completion::Kind::overtaken:
