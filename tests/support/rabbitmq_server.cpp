@@ -191,6 +191,11 @@ void RabbitServer::create_queue(const std::string& name) const {
 
 void RabbitServer::delete_queue(const std::string& name) const { Client(port_).remove(name); }
 
+void RabbitServer::sync_queues() const {
+    const std::string said = control({"eval", "mnesia:sync_log()."});
+    if (!said.starts_with("ok")) fail("syncing the queues: " + said);
+}
+
 std::optional<std::size_t> RabbitServer::ready(const std::string& name) const {
     return Client(port_).declare(name, true);
 }

@@ -37,6 +37,11 @@ class RabbitServer {
     std::string new_queue() const;
     void create_queue(const std::string& name) const;
     void delete_queue(const std::string& name) const;
+    /// Queues declared so far survive kill(). The node's database (Mnesia) logs that a declaration
+    /// is decided only after its client has the answer, and may hold that back for two seconds: a
+    /// node killed by then forgets a durable queue with all messages that it confirmed in it.
+    /// Takes rabbitmqctl.
+    void sync_queues() const;
     /// Messages ready in it, and those out to consumers; nullopt if there is no such queue. The
     /// second takes rabbitmqctl.
     [[nodiscard]] std::optional<std::size_t> ready(const std::string& name) const;
