@@ -80,8 +80,8 @@ struct AssignmentState {
     bool held = false;  ///< no_offset or out_of_range.
 };
 
-/// A partition's end, and how far behind the group is. RabbitMQ: messages ready in the queue as
-/// `lag`.
+/// A partition's end, and how far behind the group is. RabbitMQ: `lag` alone: messages that are
+/// ready in the queue, or with this subscriber and unsettled.
 struct PartitionLag {
     Partition partition;
     std::int64_t begin = 0;       ///< The first offset that is kept.

@@ -705,5 +705,96 @@ TEST(KafkaBroker, that_is_away_is_said_and_stopping_does_not_wait_for_it) {
     EXPECT_LT(std::chrono::steady_clock::now() - before, seconds{8});
 }
 
+TEST(KafkaReset, an_empty_group_is_moved_and_one_with_members_is_not) {
+    const Cluster cluster{.brokers = server().address(), .properties = {}};
+    const std::string topic = server().new_topic(2);
+    const std::string group = new_group();
+    std::vector<support::KafkaRecord> records;
+    for (int i = 0; i < 10; ++i)
+        records.push_back({.topic = topic, .partition = 0, .key = {}, .value = std::to_string(i)});
+    server().transaction(records, true);
+    server().delete_records(topic, 0, 3);
+    const auto plan = [&](ResetTo to, std::int64_t offset, std::optional<std::int32_t> partition) {
+        return plan_reset(cluster, group, {topic}, partition, to, offset, kWithin);
+    };
+    {
+        auto source = source_of(config_for(topic, group));
+        RecordingListener listener(*source);
+        ASSERT_TRUE(source->start(listener));
+        ASSERT_TRUE(listener.wait_count(7));
+        const auto refused = plan(ResetTo::earliest, 0, {});
+        ASSERT_FALSE(refused);
+        EXPECT_EQ(refused.error().code, base::ErrorCode::invalid_argument);
+        EXPECT_NE(refused.error().detail.find("has 1 member(s)"), std::string::npos)
+            << refused.error().detail;
+        for (const Got& one : listener.got()) source->settle(one.receipt);
+        ASSERT_TRUE(source->commit(kWithin));
+        source->stop(milliseconds{0});
+    }
+    const auto all = plan(ResetTo::earliest, 0, {});
+    ASSERT_TRUE(all) << all.error().detail;
+    ASSERT_EQ(all->size(), 2u);
+    const auto one = plan(ResetTo::offset, 5, 0);
+    ASSERT_TRUE(one) << one.error().detail;
+    ASSERT_EQ(one->size(), 1u);
+    EXPECT_EQ(one->front().begin, 3);
+    EXPECT_EQ(one->front().end, 11) << "behind the transaction's marker";
+    EXPECT_GE(one->front().committed, 10);
+    EXPECT_EQ(one->front().to, 5);
+    EXPECT_FALSE(plan(ResetTo::offset, 2, 0)) << "no longer in the log";
+    EXPECT_FALSE(plan(ResetTo::offset, 5, {})) << "partition 1 is empty";
+    EXPECT_FALSE(plan(ResetTo::latest, 0, 7)) << "there is none";
+    ASSERT_TRUE(commit_reset(cluster, group, *one, "semel"));
+    EXPECT_EQ(server().committed(group, topic, 0), 5);
+    auto source = source_of(config_for(topic, group));
+    RecordingListener listener(*source);
+    ASSERT_TRUE(source->start(listener));
+    ASSERT_TRUE(listener.wait_count(5));
+    EXPECT_EQ(listener.offsets(0).front(), 5);
+    EXPECT_EQ(listener.told("assigned").front()->committed_metadata(), "semel");
+}
+
+TEST(KafkaTopics, what_is_asked_for_at_the_start_is_said_and_nothing_is_made_by_asking) {
+    const Cluster cluster{.brokers = server().address(), .properties = {}};
+    const std::string kept = server().new_topic(3, {{"retention.ms", "86400000"}});
+    const std::string endless = server().new_topic(1, {{"retention.ms", "-1"}});
+    const std::string compacted = server().new_topic(1, {{"cleanup.policy", "compact"}});
+    const auto found =
+        look_at_topics(cluster, {kept, endless, compacted, "no-such-topic"}, kWithin);
+    ASSERT_TRUE(found) << found.error().detail;
+    ASSERT_EQ(found->size(), 3u);
+    for (const TopicFacts& topic : *found) {
+        if (topic.name == kept) {
+            EXPECT_EQ(topic.partitions, 3u);
+            EXPECT_EQ(topic.retention, std::chrono::hours{24});
+            EXPECT_EQ(topic.about_retention, "");
+        } else {
+            EXPECT_FALSE(topic.retention);
+            EXPECT_EQ(topic.about_retention,
+                      topic.name == endless ? "retention.ms is -1" : "cleanup.policy is compact");
+        }
+    }
+    const auto matched = look_at_topics(cluster, {"^" + kept + "$"}, kWithin);
+    ASSERT_TRUE(matched) << matched.error().detail;
+    EXPECT_EQ(matched->size(), 1u);
+    const auto none = look_at_topics(cluster, {"no-such-topic"}, kWithin);
+    ASSERT_TRUE(none);
+    EXPECT_TRUE(none->empty()) << "asking made it";
+
+    const std::string letters = kept + ".dlq";
+    ASSERT_TRUE(ensure_topic(cluster, letters, kWithin));
+    const auto made = look_at_topics(cluster, {letters}, kWithin);
+    ASSERT_TRUE(made) << made.error().detail;
+    EXPECT_EQ(made->size(), 1u);
+    EXPECT_TRUE(ensure_topic(cluster, letters, kWithin)) << "it is there";
+    const auto refused = ensure_topic(cluster, "no topic has this name!", kWithin);
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().detail.find("no topic has this name!"), std::string::npos);
+    const auto away = look_at_topics({.brokers = "127.0.0.1:1", .properties = {}}, {kept},
+                                     milliseconds{500});
+    ASSERT_FALSE(away);
+    EXPECT_EQ(away.error().code, base::ErrorCode::io) << away.error().detail;
+}
+
 }  // namespace
 }  // namespace semel::brokers::kafka

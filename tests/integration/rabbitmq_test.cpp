@@ -421,6 +421,7 @@ TEST(RabbitmqPublisher, waits_while_the_broker_is_blocked_and_consumers_go_on) {
 
 TEST(RabbitmqBroker, killed_and_back_again_confirmed_messages_are_there_and_the_rest_is_in_doubt) {
     const std::string queue = server().new_queue();
+    server().sync_queues();
     Pen pen;
     auto source = source_of(config_for(queue));
     RecordingListener listener(*source);
@@ -463,6 +464,58 @@ TEST(RabbitmqBroker, killed_and_back_again_confirmed_messages_are_there_and_the_
         seconds{20}))
         << "a confirmed message is lost\n"
         << listener.all_problems();
+}
+
+TEST(RabbitmqLag, counts_what_is_ready_and_what_is_here_and_unsettled) {
+    const std::string queue = server().new_queue();
+    Pen pen;
+    pen.write(queue, {"a", "b", "c", "d", "e"});
+    auto source = source_of(config_for(queue, 2));
+    RecordingListener listener(*source);
+    ASSERT_TRUE(source->start(listener));
+    std::size_t settled = 0;
+    const auto settle = [&] {
+        const std::vector<Got> all = listener.got();
+        for (; settled < all.size(); ++settled) source->settle(all[settled].receipt);
+    };
+    const auto behind = [&] {
+        const auto lags = source->lag(kWithin);
+        return lags && lags->size() == 1 ? lags->front().lag : -1;
+    };
+    ASSERT_TRUE(listener.wait_count(2)) << "the prefetch";
+    EXPECT_EQ(behind(), 5);
+    source->pause(source->state().at(0).assignment);
+    settle();
+    EXPECT_TRUE(ServerProcess::eventually([&] { return behind() == 3; }))
+        << "two wait here, paused: " << behind();
+    source->resume(source->state().at(0).assignment);
+    ASSERT_TRUE(listener.wait_count(4));
+    settle();
+    ASSERT_TRUE(listener.wait_count(5));
+    settle();
+    EXPECT_TRUE(ServerProcess::eventually([&] { return behind() == 0; })) << behind();
+    source->stop(milliseconds{0});
+}
+
+TEST(RabbitmqTargets, queues_and_exchanges_are_found_and_queues_made_where_they_are_missing) {
+    const Access access{.url = server().url(), .ca_file = {}};
+    const std::string queue = server().new_queue();
+    const auto exists = [&access](const std::string& name, const std::string& exchange) {
+        const auto found = target_exists(access, name, exchange);
+        EXPECT_TRUE(found) << found.error().detail;
+        return found && *found;
+    };
+    EXPECT_TRUE(exists(queue, ""));
+    EXPECT_TRUE(exists("", "amq.topic"));
+    EXPECT_FALSE(exists("", "no-such-exchange"));
+    EXPECT_FALSE(exists(queue + ".dlq", ""));
+    ASSERT_TRUE(ensure_queue(access, queue + ".dlq"));
+    EXPECT_TRUE(exists(queue + ".dlq", ""));
+    EXPECT_TRUE(ensure_queue(access, queue + ".dlq"));
+    EXPECT_TRUE(ensure_queue(access, queue)) << "a classic one serves as well";
+    const auto away = target_exists({.url = "amqp://127.0.0.1:1/", .ca_file = {}}, queue, "");
+    ASSERT_FALSE(away);
+    EXPECT_EQ(away.error().code, base::ErrorCode::io) << away.error().detail;
 }
 
 }  // namespace

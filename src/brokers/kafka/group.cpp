@@ -51,6 +51,8 @@ class AssignmentReader {
     bool cut_ = false;
 };
 
+}  // namespace
+
 bool wanted(const std::vector<std::string>& topics, const std::string& name) {
     for (const std::string& topic : topics) {
         if (topic == name) return true;
@@ -64,8 +66,6 @@ bool wanted(const std::vector<std::string>& topics, const std::string& name) {
     }
     return false;
 }
-
-}  // namespace
 
 base::Result<GroupDescription> describe_group(rd_kafka_t* client, const std::string& group,
                                               std::chrono::milliseconds within) {

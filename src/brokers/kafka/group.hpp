@@ -17,6 +17,8 @@ base::Result<GroupDescription> describe_group(rd_kafka_t* client, const std::str
 base::Result<std::vector<CommittedPosition>> committed_of(rd_kafka_t* client,
                                                           const std::vector<std::string>& topics,
                                                           std::chrono::milliseconds within);
+/// Whether `name` is one of `topics`, names or patterns that begin with "^".
+bool wanted(const std::vector<std::string>& topics, const std::string& name);
 enum class End : std::uint8_t { first, last_stable };
 /// Sets the offset of each to the partition's first or last stable one. By the client's isolation
 /// level.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,58 @@ enum class Role : std::uint8_t { source, publisher };
 /// they have a key of their own. `library` is library_version().
 std::string refused_property(Role role, const std::string& name, const std::string& value,
                              int library);
+
+/// Whether these properties may be set and the library takes their values. Contacts nothing.
+/// invalid_argument names the property and the reason.
+base::Result<void> check_properties(Role role, const Properties& properties);
+
+/// How a cluster is reached for a question, without being a member of a group.
+struct Cluster {
+    std::string brokers;
+    Properties properties;  ///< Those of a publisher.
+};
+
+struct TopicFacts {
+    std::string name;
+    std::size_t partitions = 0;
+    /// How long messages are kept; nullopt: without end, or as long as no newer one has the key, or
+    /// it is not known: see `about_retention`.
+    std::optional<std::chrono::milliseconds> retention;
+    /// Why there is no retention, for people: "retention.ms is -1"; empty where there is one.
+    std::string about_retention;
+};
+
+/// What the brokers know of these topics, names or patterns that begin with "^"; those that do not
+/// exist are left out, and none is made. Blocks up to `within`. An error: they cannot be asked.
+base::Result<std::vector<TopicFacts>> look_at_topics(const Cluster& cluster,
+                                                     const std::vector<std::string>& topics,
+                                                     std::chrono::milliseconds within);
+/// Makes the topic, with the broker's own defaults, unless it exists. Blocks up to `within`.
+base::Result<void> ensure_topic(const Cluster& cluster, const std::string& topic,
+                                std::chrono::milliseconds within);
+
+/// One partition of a group's reset.
+struct PositionMove {
+    Partition partition;
+    std::int64_t begin = 0, end = 0;  ///< The first offset that is kept, and the last stable one.
+    std::int64_t committed = -1;      ///< -1: nothing.
+    std::int64_t to = 0;
+};
+enum class ResetTo : std::uint8_t { earliest, latest, offset };
+
+/// Where a group's partitions would be moved to. `cluster.properties` are those of a source.
+/// `partition`: of all topics only this number. Errors: invalid_argument (somebody is in the group,
+/// no such partition, an offset outside of the log); else the brokers cannot be asked. Blocks up to
+/// `within` for each question.
+base::Result<std::vector<PositionMove>> plan_reset(const Cluster& cluster, const std::string& group,
+                                                   const std::vector<std::string>& topics,
+                                                   std::optional<std::int32_t> partition,
+                                                   ResetTo to, std::int64_t offset,
+                                                   std::chrono::milliseconds within);
+/// Commits them, with `metadata` beside each position. The group must be empty.
+base::Result<void> commit_reset(const Cluster& cluster, const std::string& group,
+                                const std::vector<PositionMove>& moves,
+                                const std::string& metadata);
 
 /// rd_kafka_version(): 0x020002ff is 2.0.2.
 int library_version();

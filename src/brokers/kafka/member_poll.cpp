@@ -125,10 +125,9 @@ void Member::apply_pause(const HeldPtr& held) {
         rd_kafka_pause_partitions(client_.get(), list.get());
         return;
     }
-    // Where the library itself would go on depends on its version; the first begin needs no seek,
-    // its offset was given with the assignment.
-    const std::int64_t position = held->marks().position;
-    if (position != held->start()) held->must_seek = position;
+    // Where the library itself would go on depends on its version. The first begin has its offset
+    // with the assignment, but without a seek its fetcher sleeps on for up to a second.
+    held->must_seek = held->marks().position;
     rd_kafka_resume_partitions(client_.get(), list.get());
     next_seek_ = {};
 }

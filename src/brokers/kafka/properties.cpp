@@ -128,6 +128,11 @@ base::Result<void> set_all(rd_kafka_conf_t* conf, Role role, const Properties& p
     return {};
 }
 
+base::Result<void> check_properties(Role role, const Properties& properties) {
+    const Conf conf(rd_kafka_conf_new());
+    return set_all(conf.get(), role, properties);
+}
+
 long long number_of(const rd_kafka_conf_t* conf, const char* name) {
     std::array<char, 64> text{};
     std::size_t size = text.size();

@@ -61,6 +61,18 @@ inline constexpr std::size_t unconfirmed_max = 2000;
 base::Result<std::unique_ptr<Source>> make_source(SourceConfig config);
 base::Result<std::unique_ptr<Publisher>> make_publisher(PublisherConfig config);
 
+/// How a broker is reached for a question, without subscribing to anything.
+struct Access {
+    std::string url;
+    std::string ca_file;
+};
+/// Whether there is such a queue or, where `exchange` is not empty, such an exchange. Blocks, some
+/// seconds at most. An error: the broker cannot be asked.
+base::Result<bool> target_exists(const Access& access, const std::string& queue,
+                                 const std::string& exchange);
+/// Makes the queue, durable and of type quorum, unless there is one of that name. Blocks.
+base::Result<void> ensure_queue(const Access& access, const std::string& queue);
+
 struct Endpoint {
     bool tls = false;
     std::string host = "localhost";

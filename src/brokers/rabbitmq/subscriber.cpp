@@ -170,10 +170,19 @@ std::vector<AssignmentState> Subscriber::state() const {
 }
 
 base::Result<std::vector<PartitionLag>> Subscriber::lag(milliseconds within) {
-    auto counts = ask_counts(within);
-    if (!counts) return std::move(counts.error());
+    auto behind = ask<std::size_t>(
+        [this]() -> base::Result<std::size_t> {
+            auto counts = count();
+            if (!counts) return std::move(counts.error());
+            // What the prefetch has brought here is no longer ready in the queue.
+            const std::size_t here =
+                current_ == nullptr ? 0 : waiting_.size() + current_->unsettled();
+            return counts->messages + here;
+        },
+        "asking for its length", within);
+    if (!behind) return std::move(behind.error());
     return std::vector<PartitionLag>{
-        {.partition = {config_.queue, 0}, .lag = static_cast<std::int64_t>(counts->messages)}};
+        {.partition = {config_.queue, 0}, .lag = static_cast<std::int64_t>(*behind)}};
 }
 
 base::Result<GroupDescription> Subscriber::describe(milliseconds within) {
