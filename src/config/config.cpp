@@ -1,12 +1,13 @@
 #include "config/config.hpp"
+#include "config/consumer_reader.hpp"
 #include "config/document.hpp"
 #include "config/stores.hpp"
+#include "config/urls.hpp"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -30,38 +31,6 @@ constexpr milliseconds cleanup_every_min{100};
 constexpr milliseconds cleanup_window_min{std::chrono::minutes{1}};
 constexpr milliseconds cleanup_day{hours{24}};
 constexpr std::size_t cleanup_step_max = 10'000;
-
-bool all_digits(std::string_view text) {
-    return !text.empty() &&
-           std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-std::optional<std::uint16_t> port_number(std::string_view text) {
-    unsigned value = 0;
-    if (!all_digits(text) || text.size() > 5) return std::nullopt;
-    std::from_chars(text.data(), text.data() + text.size(), value);
-    if (value > std::numeric_limits<std::uint16_t>::max()) return std::nullopt;
-    return static_cast<std::uint16_t>(value);
-}
-
-bool is_host(std::string_view host, bool bracketed) {
-    return !host.empty() && std::all_of(host.begin(), host.end(), [&](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-               c == '.' || (bracketed ? c == ':' || c == '%' : c == '-' || c == '_');
-    });
-}
-
-/// HOST:PORT or [IPV6]:PORT; nullopt: neither.
-std::optional<Address> address_of(std::string_view text) {
-    const std::size_t colon = text.rfind(':');
-    if (colon == std::string_view::npos) return std::nullopt;
-    const auto port = port_number(text.substr(colon + 1));
-    std::string_view host = text.substr(0, colon);
-    const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
-    if (bracketed) host = host.substr(1, host.size() - 2);
-    if (!port || !is_host(host, bracketed)) return std::nullopt;
-    return Address{std::string(host), *port};
-}
 
 void read_address(const Map& map, std::string_view key, Address& into) {
     std::string text;
@@ -175,20 +144,9 @@ EngineConfig read_engine(const Map& root, bool shared, std::vector<std::string>&
     return engine;
 }
 
-/// The items of a list; a single value is a list of one if `single_allowed`.
-std::vector<YAML::Node> items(const Map& map, std::string_view key, bool single_allowed = false) {
-    const YAML::Node* node = map.find(key);
-    if (node == nullptr) return {};
-    if (single_allowed && node->IsScalar()) return {*node};
-    if (!node->IsSequence()) map.refuse(key, " must be a list");
-    std::vector<YAML::Node> out;
-    for (const auto& item : *node) out.push_back(item);
-    return out;
-}
-
 std::vector<ClientConfig> read_clients(const Map& root) {
     std::vector<ClientConfig> clients;
-    for (const YAML::Node& item : items(root, "clients")) {
+    for (const YAML::Node& item : root.items("clients")) {
         const Map map(root.document(), item, "clients[" + std::to_string(clients.size()) + "]",
                       {"name", "token_env", "may_name_users"});
         ClientConfig client;
@@ -196,7 +154,7 @@ std::vector<ClientConfig> read_clients(const Map& root) {
         if (client.name == "anonymous")
             map.refuse("name",
                        ": 'anonymous' is the tenant of callers without a credential; take another");
-        for (const YAML::Node& name : items(map, "token_env", true)) {
+        for (const YAML::Node& name : map.items("token_env", true)) {
             client.tokens.push_back(root.document().variable(name, map.path("token_env")));
         }
         if (client.tokens.empty())
@@ -223,43 +181,6 @@ std::vector<ClientConfig> read_clients(const Map& root) {
     return clients;
 }
 
-struct BaseUrl {
-    std::string host;
-    std::string path;
-    bool tls = false;
-};
-
-std::optional<BaseUrl> base_url_of(std::string_view url) {
-    BaseUrl out;
-    if (url.starts_with("https://")) {
-        out.tls = true;
-        url.remove_prefix(8);
-    } else if (url.starts_with("http://")) {
-        url.remove_prefix(7);
-    } else {
-        return std::nullopt;
-    }
-    const bool visible =
-        std::all_of(url.begin(), url.end(), [](char c) { return c > 0x20 && c < 0x7F; });
-    if (!visible || url.find_first_of("?#@\\") != std::string_view::npos) return std::nullopt;
-    const std::size_t slash = url.find('/');
-    if (slash != std::string_view::npos) out.path = url.substr(slash);
-    const std::string_view authority = url.substr(0, slash);
-    const auto address = address_of(authority);
-    const bool bracketed =
-        authority.size() > 2 && authority.front() == '[' && authority.back() == ']';
-    if (address && address->port != 0) {
-        out.host = address->host;
-    } else if (bracketed && is_host(authority.substr(1, authority.size() - 2), true)) {
-        out.host = authority.substr(1, authority.size() - 2);
-    } else if (is_host(authority, false)) {
-        out.host = authority;
-    } else {
-        return std::nullopt;
-    }
-    return out;
-}
-
 UpstreamConfig read_upstream(const Map& map, std::vector<std::string>& warnings) {
     constexpr milliseconds least{1};
     UpstreamConfig upstream;
@@ -278,7 +199,7 @@ UpstreamConfig read_upstream(const Map& map, std::vector<std::string>& warnings)
         upstream.api_key = map.document().variable(*at, map.path("api_key_env"));
         upstream.has_api_key = true;
     }
-    for (const YAML::Node& item : items(map, "models", true)) {
+    for (const YAML::Node& item : map.items("models", true)) {
         upstream.models.push_back(map.document().text(item, map.path("models")));
         if (upstream.models.back().empty())
             map.refuse("models", " holds an empty pattern; '*' matches every model");
@@ -318,7 +239,7 @@ std::vector<UpstreamConfig> read_upstreams(const Map& root, std::vector<std::str
     std::vector<UpstreamConfig> upstreams;
     const UpstreamConfig* takes_all = nullptr;
     std::size_t count = 0;
-    const auto nodes = items(root, "upstreams");
+    const auto nodes = root.items("upstreams");
     upstreams.reserve(nodes.size());
     for (const YAML::Node& item : nodes) {
         const Map map(root.document(), item, "upstreams[" + std::to_string(count++) + "]",
@@ -339,7 +260,7 @@ std::vector<UpstreamConfig> read_upstreams(const Map& root, std::vector<std::str
         if (takes_all == nullptr && std::find(models.begin(), models.end(), "*") != models.end())
             takes_all = &upstreams.back();
     }
-    if (upstreams.empty())
+    if (upstreams.empty() && root.find("consumers") == nullptr)
         warnings.emplace_back("upstreams: none is named, so every call is answered 404");
     return upstreams;
 }
@@ -460,8 +381,8 @@ Config read(const Document& document, const YAML::Node& node) {
     const Map root(
         document, node, "",
         {"listen", "admin", "threads", "store", "engine", "clients", "upstreams", "routes", "spool",
-         "memory", "record", "allow_anonymous", "gateway", "drain_timeout", "peer"},
-        {"admin_tokens", "cors", "prices", "consumers"});
+         "memory", "record", "allow_anonymous", "gateway", "drain_timeout", "peer", "consumers"},
+        {"admin_tokens", "cors", "prices"});
     Config config;
     read_address(root, "listen", config.listen);
     read_address(root, "admin", config.admin);
@@ -486,6 +407,7 @@ Config read(const Document& document, const YAML::Node& node) {
         const Map record(document, *at, "record", {"max_bytes"}, {"body"});
         record.read_size("max_bytes", config.record_max_bytes);
     }
+    config.consumers = read_consumers(root, config);
     root.read("allow_anonymous", config.allow_anonymous);
     root.read("drain_timeout", config.drain_timeout, milliseconds{0});
     check_addresses(root, config);

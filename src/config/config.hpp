@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "config/consumers.hpp"
 
 namespace semel::config {
 
@@ -149,6 +150,7 @@ struct Config {
     std::uint64_t record_max_bytes = 32ull << 20;
     bool allow_anonymous = false;
     milliseconds drain_timeout{30000};  ///< After SIGTERM: how long running calls may take to end.
+    std::vector<ConsumerConfig> consumers;
     std::vector<std::string> warnings;  ///< What is legal and probably not meant; logged at start.
 };
 

@@ -213,7 +213,6 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
         {"store:\n  rocksdb: { path: a, path: b }",
          "semel.yaml:2: key 'path' in store.rocksdb is given twice; remove one"},
         // of later versions
-        {"consumers: []", "'consumers' is not supported by this version"},
         {"prices: []", "'prices' is not supported by this version"},
         {"cors: {}", "'cors' is not supported by this version"},
         {"admin_tokens: []", "'admin_tokens' is not supported by this version"},

@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <numeric>
+#include <sstream>
 
 namespace semel::config {
 
@@ -46,6 +47,32 @@ std::string advice(std::string_view word, const std::vector<std::string_view>& k
     if (least <= std::max<std::size_t>(2, closest.size() / 3))
         return "; did you mean " + quoted(closest) + "?";
     return "; known here: " + joined(known);
+}
+
+void Map::read_number(std::string_view key, double& into, double min, double max) const {
+    const YAML::Node* at = find(key);
+    if (at == nullptr) return;
+    const std::string text = document_.text(*at, path(key));
+    double value = 0;
+    const auto [after, error] =
+        std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+    const bool whole = error == std::errc() && after == text.data() + text.size();
+    if (text.empty() || !whole || !(value >= min && value <= max)) {
+        std::ostringstream range;
+        range << min << " to " << max;
+        refuse(key, ": " + quoted(text) + " is not a number from " + range.str());
+    }
+    into = value;
+}
+
+std::vector<YAML::Node> Map::items(std::string_view key, bool single_allowed) const {
+    const YAML::Node* node = find(key);
+    if (node == nullptr) return {};
+    if (single_allowed && node->IsScalar()) return {*node};
+    if (!node->IsSequence()) refuse(key, " must be a list");
+    std::vector<YAML::Node> out;
+    for (const auto& item : *node) out.push_back(item);
+    return out;
 }
 
 }  // namespace semel::config

@@ -160,6 +160,8 @@ class Map {
     [[nodiscard]] const std::vector<std::pair<std::string, YAML::Node>>& entries() const {
         return entries_;
     }
+    /// Of the map itself; empty: the whole file.
+    [[nodiscard]] const std::string& own_path() const { return path_; }
     [[nodiscard]] const YAML::Node& node() const { return node_; }
     [[nodiscard]] const Document& document() const { return document_; }
     [[noreturn]] void refuse(std::string_view key, const std::string& message) const {
@@ -196,26 +198,33 @@ class Map {
     }
     void read(std::string_view key, milliseconds& into, milliseconds min,
               milliseconds max = duration_max) const {
-        if (const YAML::Node* at = find(key)) {
-            const std::string text = document_.text(*at, path(key));
-            static constexpr std::pair<std::string_view, std::uint64_t> units[] = {
-                {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}, {"d", 86'400'000}};
-            const auto value =
-                with_unit(text, units, static_cast<std::uint64_t>(duration_max.count()));
-            if (!value) {
-                refuse(key, ": " + quoted(text) +
-                                " is no duration: write a whole number and a unit (ms, s, m, h, "
-                                "d), such as 10s");
-            }
-            const milliseconds duration(*value);
-            if (duration < min || duration > max) {
-                refuse(key, ": " + quoted(text) + " is out of range: from " +
-                                std::to_string(min.count()) + "ms to " +
-                                std::to_string(max.count()) + "ms");
-            }
-            into = duration;
-        }
+        if (const YAML::Node* at = find(key)) into = duration_of(*at, path(key), min, max);
     }
+    /// The duration that one node says: of a value here, or of an item of a list.
+    [[nodiscard]] milliseconds duration_of(const YAML::Node& node, const std::string& at_path,
+                                           milliseconds min, milliseconds max) const {
+        const std::string text = document_.text(node, at_path);
+        static constexpr std::pair<std::string_view, std::uint64_t> units[] = {
+            {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}, {"d", 86'400'000}};
+        const auto value = with_unit(text, units, static_cast<std::uint64_t>(duration_max.count()));
+        if (!value) {
+            document_.refuse(node, at_path + ": " + quoted(text) +
+                                       " is no duration: write a whole number and a unit (ms, s, "
+                                       "m, h, d), such as 10s");
+        }
+        const milliseconds duration(*value);
+        if (duration < min || duration > max) {
+            document_.refuse(node, at_path + ": " + quoted(text) + " is out of range: from " +
+                                       std::to_string(min.count()) + "ms to " +
+                                       std::to_string(max.count()) + "ms");
+        }
+        return duration;
+    }
+    /// A number with or without a fraction, in decimal.
+    void read_number(std::string_view key, double& into, double min, double max) const;
+    /// The items of a list; a single value is a list of one if `single_allowed`.
+    [[nodiscard]] std::vector<YAML::Node> items(std::string_view key,
+                                                bool single_allowed = false) const;
     void read_size(std::string_view key, std::uint64_t& into) const {
         if (const YAML::Node* at = find(key)) {
             const std::string text = document_.text(*at, path(key));

@@ -52,9 +52,7 @@ RedisConfig read_redis(const Map& map, std::vector<std::string>& warnings) {
                    " must be a URL that begins with redis://, rediss:// (TLS), unix://, "
                    "redis-sentinel:// or rediss-sentinel://, such as redis://127.0.0.1:6379/0");
     }
-    redis.shown_url = redis.url;
-    const auto [from, to] = credentials_in(redis.url);
-    if (to > 0) redis.shown_url.erase(from, to + 1 - from);
+    redis.shown_url = without_credentials(redis.url);
     const bool sentinel = scheme->find("sentinel") != std::string_view::npos;
     const bool tls = scheme->starts_with("rediss");
 
@@ -179,6 +177,8 @@ Database read_database(const Map& map, std::span<const std::string_view> schemes
     return database;
 }
 
+}  // namespace
+
 PostgresConfig read_postgres(const Map& map, std::vector<std::string>& warnings) {
     static constexpr std::string_view schemes[] = {"postgresql://", "postgres://"};
     static constexpr std::string_view harmless[] = {"host",   "hostaddr", "port",
@@ -206,7 +206,12 @@ MysqlConfig read_mysql(const Map& map, std::vector<std::string>& warnings) {
                                       "mysql://semel:${PASSWORD}@127.0.0.1:3306/semel", warnings);
 }
 
-}  // namespace
+std::string without_credentials(const std::string& url) {
+    std::string out = url;
+    const auto [from, to] = credentials_in(url);
+    if (to > 0) out.erase(from, to + 1 - from);
+    return out;
+}
 
 StoreConfig read_store(const Map& root, std::vector<std::string>& warnings) {
     StoreConfig store;
@@ -235,13 +240,13 @@ StoreConfig read_store(const Map& root, std::vector<std::string>& warnings) {
     if (const YAML::Node* postgres = kinds.find("postgres")) {
         store.kind = StoreKind::postgres;
         const Map map(root.document(), *postgres, "store.postgres",
-                      {"url", "schema", "connections", "migrate"});
+                      postgres_keys);
         store.postgres = read_postgres(map, warnings);
         return store;
     }
     if (const YAML::Node* mysql = kinds.find("mysql")) {
         store.kind = StoreKind::mysql;
-        const Map map(root.document(), *mysql, "store.mysql", {"url", "connections", "migrate"});
+        const Map map(root.document(), *mysql, "store.mysql", mysql_keys);
         store.mysql = read_mysql(map, warnings);
         return store;
     }
