@@ -1,0 +1,62 @@
+// The handler `ai` with its strategy `store`: a message is a turn of /api/chat, under the same key
+// as over HTTP.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "config/consumers.hpp"
+#include "consumer/consumer.hpp"
+#include "consumer/retry.hpp"
+#include "consumer/strategy.hpp"
+
+namespace semel::consumer {
+
+/// A turn as /api/chat takes it.
+struct ChatTurn {
+    std::string tenant, user, session, request_id, prompt, model;
+    bool hold_unknown = false;  ///< The outcome of a call that may have been processed is held.
+};
+/// What became of it: the status and body that /api/chat would have answered.
+struct ChatAnswer {
+    int status = 0;  ///< 200: `body` is the answer's object, as recorded. 0: it could not be asked
+                     ///< (the process stops).
+    std::string body;
+    std::string problem;  ///< Slug of an answer that is none, e.g. in-flight, key-reused,
+                          ///< store-unavailable.
+    milliseconds retry_after{0};
+    bool replayed = false;  ///< This turn did not pay for it.
+    int upstream_status =
+        0;               ///< What the AI service answered to the call that failed; 0: not known.
+    bool final = false;  ///< The failure is recorded for good.
+};
+/// Asks; `done` on any thread, once. Thread-safe.
+using AskChat = std::function<void(ChatTurn turn, std::function<void(ChatAnswer)> done)>;
+/// Publishes a result under `id` and says when it is confirmed, on any thread. Error
+/// invalid_argument: it can never be taken (too large, an id that cannot be a property).
+using PublishResult = std::function<void(std::string id, std::string body,
+                                         std::function<void(base::Result<void>)> done)>;
+
+/// Of the messages that failed or whose result was published, this many are remembered; of a
+/// forgotten one failed turns are counted anew, and a duplicate's result is published again.
+inline constexpr std::size_t ai_known_max = 16 * 1024;
+
+struct AiOptions {
+    config::AiHandlerConfig config;
+    unsigned concurrency = 16;
+    RetryRules retry;
+    bool hold_unknown = false;
+    bool mismatch_is_duplicate = false;
+};
+
+/// The request id is Message::id; without `session` in the configuration each message is a
+/// conversation of its own, named by its id. `publish` may be empty: no results. The records are
+/// the gateway's own; failed turns are counted in this process, letters are at least once. With
+/// on_duplicate: silent a result is not published again where this process has published it; where
+/// that is not known (after a restart, or a turn paid for over HTTP) it is, with the same id and
+/// bytes. `loop` outlives every `done`.
+std::unique_ptr<Strategy> make_ai(runtime::Loop& loop, AiOptions options, AskChat ask,
+                                  PublishResult publish, ConsumerCounters& counters);
+
+}  // namespace semel::consumer
