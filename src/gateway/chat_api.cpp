@@ -115,6 +115,7 @@ struct ChatApi::Question {
     core::StoredKey key, turn, conversation;
     core::Fingerprint fingerprint;
     std::string forwarded_headers;  ///< For the upstream.
+    const config::RouteConfig* route = nullptr;
     const Upstream* upstream = nullptr;
     SteadyTime wait_until;
 };
@@ -184,7 +185,8 @@ Task<> ChatApi::handle(http::Exchange& exchange, const Caller& caller) {
 
 Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string user) {
     const http::RequestHead& head = exchange.head();
-    const config::RouteConfig& route = state_.chat_route;
+    const config::RouteConfig& route =
+        caller.inner_route != nullptr ? *caller.inner_route : state_.chat_route;
     Loop& loop = engine_.loop();
     const SteadyTime asked_at = loop.now();
     const auto refuse = [&](Problem problem) -> Task<> {
@@ -269,6 +271,7 @@ Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string 
     question->turn = turn_key(state_.hmac, question->tenant, question->user, question->session);
     question->conversation =
         conversation_key(state_.hmac, question->tenant, question->user, question->session);
+    question->route = &route;
     question->wait_until = join_deadline(head, route, asked_at);
     question->upstream =
         question->model.empty() ? nullptr : state_.upstreams.choose(question->model);
@@ -300,6 +303,7 @@ Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string 
                 .body = body->text,
                 .wait_until = question->wait_until,
                 .chat = true,
+                .as_recorded = caller.inner_route != nullptr,
                 .status_path = "/api/chat/status/" + percent_encoded(question->id) +
                                "?sessionId=" + percent_encoded(question->session),
                 .metrics_route = telemetry::Route::api_chat};
@@ -376,7 +380,7 @@ Task<> ChatApi::own_turn(FlightPtr flight, std::shared_ptr<Question> question) {
         Call call;
         call.key = question->key;
         call.fingerprint = question->fingerprint;
-        call.route = &state_.chat_route;
+        call.route = question->route;
         call.upstream = question->upstream;
         call.target = "/v1/chat/completions";
         call.headers = question->forwarded_headers;

@@ -291,7 +291,7 @@ Task<> Follower::send_whole(Asked& asked, FlightPtr flight, bool leads) {
                  : flight->takeover() ? Outcome::taken_over
                                       : Outcome::executed);
     if (const auto body = journal.body()) {
-        if (asked.chat && !leads) {
+        if (asked.chat && !leads && !asked.as_recorded) {
             co_await asked.exchange.respond(head, mark_from_cache(*body));
         } else {
             co_await asked.exchange.respond(head, *body);
@@ -336,7 +336,7 @@ Task<Follower::Followed> Follower::send_stream(Asked& asked, FlightPtr flight, b
     if (flight->phase() == Flight::Phase::moved_on) co_return Followed::again;
     asked.exchange.begin(head, answer.content_length);
     if (!co_await asked.exchange.write({})) co_return Followed::answered;  // the head alone
-    const bool marks_tail = asked.chat && !leads;
+    const bool marks_tail = asked.chat && !leads && !asked.as_recorded;
     const auto heartbeat =
         answer.content_type.starts_with("text/event-stream") ? asked.route->heartbeat : 0ms;
     SteadyTime last_sent = loop.now();
@@ -436,7 +436,7 @@ Task<> Follower::replay(Asked& asked, core::RecordPtr record) {
         co_return;
     }
     count(asked, Outcome::replayed);
-    if (asked.chat) {
+    if (asked.chat && !asked.as_recorded) {
         co_await asked.exchange.respond(head, mark_from_cache(*answer.body));
     } else {
         co_await asked.exchange.respond(head, *answer.body);
@@ -475,7 +475,8 @@ Task<> Follower::replay_chunks(Asked& asked, core::RecordPtr record, http::Respo
     }
     count(asked, Outcome::replayed);
     if (asked.chat) {
-        co_await asked.exchange.respond(head, mark_from_cache(chat_body));
+        co_await asked.exchange.respond(
+            head, asked.as_recorded ? std::move(chat_body) : mark_from_cache(chat_body));
         co_return;
     }
     asked.exchange.begin(head, answer.body_bytes);

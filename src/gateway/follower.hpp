@@ -16,11 +16,12 @@ struct Asked {
     core::Fingerprint fingerprint;
     const config::RouteConfig* route = nullptr;
     Shape shape = Shape::openai;
-    std::string id;         ///< As the client sent it; valid header text.
-    std::string_view body;  ///< To name the fields that differ.
-    SteadyTime wait_until;    ///< A joiner is told to come again by then.
-    bool chat = false;        ///< /api/chat: `fromCache`, 202 bodies.
-    std::string status_path;  ///< /api/chat: where the state can be asked.
+    std::string id;            ///< As the client sent it; valid header text.
+    std::string_view body;     ///< To name the fields that differ.
+    SteadyTime wait_until;     ///< A joiner is told to come again by then.
+    bool chat = false;         ///< /api/chat: `fromCache`, 202 bodies.
+    bool as_recorded = false;  ///< `fromCache` stays false.
+    std::string status_path;   ///< /api/chat: where the state can be asked.
     telemetry::Route metrics_route = telemetry::Route::chat_completions;
 };
 

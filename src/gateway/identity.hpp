@@ -52,6 +52,9 @@ class TenantCache {
 struct Caller {
     std::string tenant;
     bool may_name_users = false;  ///< X-User-Id counts.
+    /// Of a turn asked from within this process: instead of /api/chat's dials, and answered as it
+    /// is recorded. Outlives the call. Null: over HTTP.
+    const config::RouteConfig* inner_route = nullptr;
 };
 /// Why a request is refused before anything else happens.
 struct Refusal {
