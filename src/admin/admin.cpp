@@ -74,13 +74,15 @@ runtime::Task<> Admin::handle(http::Exchange& exchange) {
                 reply = problem(413, "Request too large", "an answer given by hand may have at most 16 MiB");
             } else if (read != http::BodyStatus::ok) {
                 co_return;  // the server has answered, or there is nobody to answer
+            } else if (head.path == "/admin/consumers" || head.path.starts_with("/admin/consumers/")) {
+                reply = answer_about_consumers(probes_.consumers, head.method, head.path, body);
             } else {
                 reply = records_.answer(head.method, head.path, head.query, body);
             }
         }
     } else {
         reply = problem(404, "Not found",
-                        "this is the admin address: /healthz, /readyz, /metrics, /admin/records; the API is on `listen`");
+                        "this is the admin address: /healthz, /readyz, /metrics, /admin/records, /admin/consumers; the API is on `listen`");
     }
     http::ResponseHead answer;
     answer.status = reply.status;

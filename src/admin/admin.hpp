@@ -1,10 +1,11 @@
-// Admin: the handler of the admin address: health, readiness, metrics, and the admin API for records.
+// Admin: the handler of the admin address: health, readiness, metrics, and the admin API for records and consumers.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "admin/consumers.hpp"
 #include "admin/records.hpp"
 #include "http/exchange.hpp"
 
@@ -15,6 +16,7 @@ struct Probes {
     std::function<std::vector<std::string>()> not_alive;  ///< Why the process should be restarted; empty: it lives.
     std::function<std::vector<std::string>()> not_ready;  ///< Why no request should be sent to it now; empty: ready.
     std::function<std::string()> metrics;                 ///< Prometheus text.
+    ConsumerControls consumers;
 };
 
 /// One per process, on a loop of its own: the admin API waits for the store.

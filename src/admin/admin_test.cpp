@@ -371,7 +371,8 @@ class AdminAddress : public AdminApi {
     Probes probes() {
         return {.not_alive = [] { return std::vector<std::string>{}; },
                 .not_ready = [this] { return reasons; },
-                .metrics = [] { return std::string("semel_up 1\n"); }};
+                .metrics = [] { return std::string("semel_up 1\n"); },
+                .consumers = {}};
     }
     static std::optional<core::StoredKey> nobody(const IntentName&) { return std::nullopt; }
     std::vector<std::string> reasons;
@@ -388,6 +389,102 @@ TEST_F(AdminAddress, readiness_names_its_reasons_and_health_does_not_depend_on_i
     EXPECT_EQ(ask_handler(admin, "/metrics", {}), 200);
     EXPECT_EQ(body, "semel_up 1\n");
     EXPECT_EQ(ask_handler(admin, "/v1/models", {}), 404);
+}
+
+class AdminConsumers : public testing::Test {
+  protected:
+    AdminConsumers() {
+        controls_.list = [] {
+            ConsumerView view;
+            view.name = "shop/orders";
+            view.group = "shop";
+            view.condition = "paused";
+            view.reason = "a person said so";
+            view.partitions.push_back({.topic = "orders", .number = 3, .position = 9});
+            view.alarms = {"partition orders-3 stays silent"};
+            view.counts = {{"applied", 7}};
+            return std::vector<ConsumerView>{view};
+        };
+        controls_.lag = [this](const std::string& name) -> std::optional<base::Result<ConsumerLags>> {
+            if (name != "shop/orders") return std::nullopt;
+            if (away_) return base::Error{.detail = "no broker answers"};
+            return ConsumerLags{.partitions = {{.topic = "orders", .number = 0, .end = 5, .lag = 5},
+                                               {.topic = "orders", .number = 1, .end = 9, .committed = 7, .lag = 2}},
+                                .behind_ms = 1500};
+        };
+        controls_.tell = [this](const std::string& name, ConsumerCommand command,
+                                const std::string& reason) -> std::optional<base::Result<void>> {
+            if (name != "shop/orders") return std::nullopt;
+            if (away_) return base::Error{.detail = "it does not run yet"};
+            told_.emplace_back(command, reason);
+            return base::Result<void>{};
+        };
+    }
+    Reply ask(std::string_view method, std::string_view path, std::string_view body = {}) {
+        return answer_about_consumers(controls_, method, path, body);
+    }
+    bool away_ = false;
+    std::vector<std::pair<ConsumerCommand, std::string>> told_;
+    ConsumerControls controls_;
+};
+
+TEST_F(AdminConsumers, are_listed_and_shown_with_what_somebody_should_look_at) {
+    const Reply all = ask("GET", "/admin/consumers");
+    EXPECT_EQ(all.status, 200);
+    const json::value one = json::parse(all.body).at("consumers").at(0);
+    EXPECT_EQ(one.at("name"), "shop/orders");
+    EXPECT_EQ(one.at("condition"), "paused");
+    EXPECT_EQ(one.at("alarms").at(0), "partition orders-3 stays silent");
+    EXPECT_EQ(one.at("partitions").at(0).at("partition"), 3);
+    EXPECT_TRUE(one.at("partitions").at(0).at("committed").is_null()) << "nothing yet";
+    EXPECT_EQ(one.at("counts").at("applied"), 7);
+    EXPECT_EQ(json::parse(ask("GET", "/admin/consumers/shop%2Forders").body), one);
+    const Reply none = ask("GET", "/admin/consumers/nobody");
+    EXPECT_EQ(none.status, 404);
+    EXPECT_THAT(none.body, HasSubstr("there are: shop/orders"));
+    controls_ = {};
+    EXPECT_EQ(json::parse(ask("GET", "/admin/consumers").body).at("consumers").as_array().size(), 0U);
+}
+
+TEST_F(AdminConsumers, lag_is_summed_and_says_when_it_cannot_be_asked) {
+    const json::value lag = json::parse(ask("GET", "/admin/consumers/shop%2Forders/lag").body);
+    EXPECT_EQ(lag.at("lag"), 7);
+    EXPECT_EQ(lag.at("behind_ms"), 1500);
+    EXPECT_EQ(lag.at("partitions").at(1).at("committed"), 7);
+    away_ = true;
+    const Reply unknown = ask("GET", "/admin/consumers/shop%2Forders/lag");
+    EXPECT_EQ(unknown.status, 503);
+    EXPECT_THAT(unknown.body, HasSubstr("no broker answers"));
+}
+
+TEST_F(AdminConsumers, are_told_by_post_alone_with_an_optional_reason) {
+    EXPECT_EQ(ask("POST", "/admin/consumers/shop%2Forders/pause", R"({"reason": "a move"})").status, 200);
+    EXPECT_EQ(ask("POST", "/admin/consumers/shop%2Forders/resume").status, 200);
+    EXPECT_EQ(ask("POST", "/admin/consumers/shop%2Forders/drain", "{}").status, 200);
+    const std::vector<std::pair<ConsumerCommand, std::string>> wanted{
+        {ConsumerCommand::pause, "a move"}, {ConsumerCommand::resume, ""}, {ConsumerCommand::drain, ""}};
+    EXPECT_EQ(told_, wanted);
+    EXPECT_EQ(ask("GET", "/admin/consumers/shop%2Forders/pause").status, 405);
+    EXPECT_EQ(ask("POST", "/admin/consumers").status, 405);
+    EXPECT_EQ(ask("POST", "/admin/consumers/shop%2Forders").status, 405);
+    EXPECT_EQ(ask("POST", "/admin/consumers/shop%2Forders/lag").status, 405);
+    EXPECT_EQ(ask("POST", "/admin/consumers/shop%2Forders/explode").status, 404);
+    EXPECT_EQ(ask("POST", "/admin/consumers/nobody/pause").status, 404);
+    for (const char* body : {"pause", "[]", R"({"reason": 7})"})
+        EXPECT_EQ(ask("POST", "/admin/consumers/shop%2Forders/pause", body).status, 400) << body;
+    away_ = true;
+    EXPECT_EQ(ask("POST", "/admin/consumers/shop%2Forders/pause").status, 409);
+    EXPECT_EQ(told_, wanted);
+}
+
+TEST_F(AdminAddress, the_consumers_are_behind_the_same_rules_as_the_records) {
+    Admin admin(*store_, nobody, probes(), true);
+    EXPECT_EQ(ask_handler(admin, "/admin/consumers", {{"Host", "localhost"}}), 200);
+    EXPECT_EQ(body, "{\"consumers\":[]}\n");
+    EXPECT_EQ(ask_handler(admin, "/admin/consumers", {{"Host", "evil.example"}}), 403);
+    EXPECT_EQ(ask_handler(admin, "/admin/consumers", {{"Host", "localhost"}, {"Origin", "https://evil.example"}}), 403);
+    Admin elsewhere(*store_, nobody, probes(), false);
+    EXPECT_EQ(ask_handler(elsewhere, "/admin/consumers", {{"Host", "localhost"}}), 403);
 }
 
 TEST_F(AdminAddress, a_foreign_page_cannot_use_the_admin_api_of_a_loopback_address) {

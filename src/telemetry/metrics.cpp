@@ -141,6 +141,46 @@ constexpr Description watched[] = {
      "Accepts that failed, such as for want of file descriptors."},
 };
 
+/// Of consumers: each has the label `consumer`.
+constexpr Description of_consumers[] = {
+    {"semel_messages_received_total", "Messages delivered by the broker, redeliveries included."},
+    {"semel_effects_applied_total", "Messages whose effect happened, in this process."},
+    {"semel_duplicates_suppressed_total", "Deliveries whose effect had happened before."},
+    {"semel_messages_skipped_total", "Messages settled unread because a rule says skip."},
+    {"semel_payload_mismatch_total", "Messages whose id names another message."},
+    {"semel_message_retries_total", "Runs that failed and are due again."},
+    {"semel_message_not_yet_total", "Runs that found what they need missing, and are due again."},
+    {"semel_message_busy_total", "Messages that met another owner at work on them."},
+    {"semel_message_fenced_total", "Runs given up because their partition had another owner."},
+    {"semel_message_unknown_outcomes_total",
+     "Runs that may have had their effect, with nobody to say so."},
+    {"semel_message_takeovers_total", "Messages taken over from an owner that died."},
+    {"semel_message_suspects_total",
+     "Messages run alone because their owners died while they ran."},
+    {"semel_dead_letters_total", "Messages given up on, their letters confirmed, by class."},
+    {"semel_dead_letters_failed_total", "Letters that were not confirmed, and are repeated."},
+    {"semel_breaker_opened_total", "Times the consumer stopped by itself."},
+    {"semel_partitions_assigned_total", "Partitions that came to this process."},
+    {"semel_partitions_revoked_total", "Partitions that left it."},
+    {"semel_partitions_lost_total", "Partitions that were taken away from it."},
+    {"semel_cleanup_deleted_total", "Expired rows of message_dedup removed."},
+    {"semel_incomplete_offsets", "Messages in hand that are not finished.", MetricType::Gauge},
+    {"semel_inflight", "Messages that run.", MetricType::Gauge},
+    {"semel_messages_waiting", "Messages that failed and are not due yet.", MetricType::Gauge},
+    {"semel_messages_parked", "Messages that wait behind failed ones of their lane.",
+     MetricType::Gauge},
+    {"semel_partitions", "Partitions of this process.", MetricType::Gauge},
+    {"semel_partitions_paused", "Of these, those that are paused.", MetricType::Gauge},
+    {"semel_consumer_paused", "1: paused by a person. 2: stopped by itself (the breaker is open).",
+     MetricType::Gauge},
+    {"semel_consumer_lag", "Messages behind, over the partitions of this process.",
+     MetricType::Gauge},
+    {"semel_commit_watermark_age_seconds", "Age of the oldest unfinished message in hand.",
+     MetricType::Gauge},
+    {"semel_dedup_horizon_seconds", "How long a message that is done stays known.",
+     MetricType::Gauge},
+};
+
 MetricFamily family(const Description& description) {
     return {std::string(description.name), std::string(description.help), description.type, {}};
 }
@@ -204,6 +244,16 @@ void Metrics::watch(std::string_view name, std::function<std::uint64_t()> read) 
     watched_.emplace_back(found->name, std::move(read));
 }
 
+void Metrics::watch_consumer(std::string_view name, std::string consumer,
+                             std::function<double()> read, std::string_view dead_class) {
+    const auto found = std::find_if(std::begin(of_consumers), std::end(of_consumers),
+                                    [&](const Description& d) { return d.name == name; });
+    SEMEL_ASSERT(found != std::end(of_consumers),
+                 "only metrics of the documented list can be watched");
+    const std::lock_guard lock(mutex_);
+    of_consumers_.push_back({found->name, std::move(consumer), dead_class, std::move(read)});
+}
+
 std::string Metrics::render() const {
     std::vector<MetricFamily> families;
     families.push_back(single(build_family, 1, {label("version", SEMEL_VERSION)}));
@@ -253,6 +303,16 @@ std::string Metrics::render() const {
         }
         families.push_back(single(description, static_cast<double>(sum)));
     }
+    for (const Description& description : of_consumers) {
+        MetricFamily by_consumer = family(description);
+        for (const OfConsumer& one : of_consumers_) {
+            if (one.name != description.name) continue;
+            std::vector<ClientMetric::Label> labels{label("consumer", one.consumer)};
+            if (!one.dead_class.empty()) labels.push_back(label("class", one.dead_class));
+            by_consumer.metric.push_back(sample(description.type, one.read(), std::move(labels)));
+        }
+        families.push_back(std::move(by_consumer));
+    }
     std::ostringstream out;
     prometheus::TextSerializer().Serialize(out, families);
     return out.str();
@@ -264,13 +324,20 @@ std::vector<std::string_view> Metrics::watched_names() {
     return out;
 }
 
+std::vector<std::string_view> Metrics::consumer_names() {
+    std::vector<std::string_view> out;
+    for (const Description& description : of_consumers) out.push_back(description.name);
+    return out;
+}
+
 std::vector<std::string_view> Metrics::names() {
     std::vector<std::string_view> out = watched_names();
+    for (const std::string_view name : consumer_names()) out.push_back(name);
     for (const OwnCounter& own : own_counters) out.push_back(own.description.name);
     for (const Description& description :
          {build_family, requests_family, unprotected_family, tokens_family, upstream_family,
-          first_byte_family, purge_family, joiners_family, peer_connections_family,
-          running_family, bodies_family}) {
+          first_byte_family, purge_family, joiners_family, peer_connections_family, running_family,
+          bodies_family}) {
         out.push_back(description.name);
     }
     std::sort(out.begin(), out.end());

@@ -136,6 +136,10 @@ class Metrics {
     /// scraping thread; several readers of one name are added up. What it reads must outlive this
     /// object.
     void watch(std::string_view name, std::function<std::uint64_t()> read);
+    /// The same for a metric of one consumer, a name of consumer_names(). `consumer` is from the
+    /// configuration, so that the set is closed. `dead_class`: of semel_dead_letters_total alone.
+    void watch_consumer(std::string_view name, std::string consumer, std::function<double()> read,
+                        std::string_view dead_class = {});
 
     /// The text that Prometheus scrapes (format 0.0.4).
     [[nodiscard]] std::string render() const;
@@ -143,6 +147,7 @@ class Metrics {
     /// Names of all metrics, and of those that others count, without labels.
     static std::vector<std::string_view> names();
     static std::vector<std::string_view> watched_names();
+    static std::vector<std::string_view> consumer_names();
 
   private:
     std::array<Counter, routes * outcomes> requests_;
@@ -151,6 +156,13 @@ class Metrics {
     mutable std::mutex mutex_;
     std::vector<std::pair<std::string_view, std::function<std::uint64_t()>>>
         watched_;  // guarded by mutex_
+    struct OfConsumer {
+        std::string_view name;
+        std::string consumer;
+        std::string_view dead_class;
+        std::function<double()> read;
+    };
+    std::vector<OfConsumer> of_consumers_;  // guarded by mutex_
 };
 
 }  // namespace semel::telemetry

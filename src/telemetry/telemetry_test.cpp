@@ -71,6 +71,26 @@ TEST(Metrics, readers_of_one_name_are_added_up_at_each_scrape) {
     EXPECT_DEATH(metrics.watch("semel_no_such_metric", [] { return 0ull; }), "documented list");
 }
 
+TEST(Metrics, what_consumers_count_carries_their_names) {
+    Metrics metrics;
+    metrics.watch_consumer("semel_effects_applied_total", "orders", [] { return 3.0; });
+    metrics.watch_consumer("semel_effects_applied_total", "stock", [] { return 4.0; });
+    metrics.watch_consumer("semel_dead_letters_total", "orders", [] { return 1.0; }, "fatal");
+    metrics.watch_consumer("semel_commit_watermark_age_seconds", "orders", [] { return 1.5; });
+    const std::string text = metrics.render();
+    EXPECT_TRUE(has_line(text, "semel_effects_applied_total{consumer=\"orders\"} 3")) << text;
+    EXPECT_TRUE(has_line(text, "semel_effects_applied_total{consumer=\"stock\"} 4")) << text;
+    EXPECT_TRUE(has_line(
+        text, "semel_dead_letters_total{consumer=\"orders\",class=\"fatal\"} 1"))
+        << text;
+    EXPECT_TRUE(
+        has_line(text, "semel_commit_watermark_age_seconds{consumer=\"orders\"} 1.5"))
+        << text;
+    EXPECT_TRUE(has_line(text, "# TYPE semel_commit_watermark_age_seconds gauge")) << text;
+    EXPECT_DEATH(metrics.watch_consumer("semel_leases", "orders", [] { return 0.0; }),
+                 "documented list");
+}
+
 TEST(Metrics, counting_from_many_threads_loses_nothing) {
     Metrics metrics;
     std::vector<std::jthread> threads;
