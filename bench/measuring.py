@@ -128,7 +128,7 @@ class Rig:
 
     def program(self, name):
         """Where it is built; None if it is missing or, as long as `built` is not set, older than its sources in its folder."""
-        for folder in ("gateway", "store", "redis", "sql"):
+        for folder in ("gateway", "store", "redis", "sql", "consumer"):
             found = self.build / "bench" / folder / name
             if found.exists():
                 own = (f"{name}.cpp", f"{name.removeprefix('bench_')}.cpp")

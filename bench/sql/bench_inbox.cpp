@@ -1,12 +1,13 @@
 // Drives the transactional inbox, or the same statements by hand, and prints one JSON object.
 //
-//     bench_inbox postgres|mysql WHERE make|inbox|bare [THREADS BATCH SECONDS]
+//     bench_inbox postgres|mysql WHERE make|inbox|bare|bare-insert [THREADS BATCH SECONDS]
 //
 // WHERE: a libpq connection string, or the path of a server's unix socket (user root, database
 // reference). `make`: its tables, and a business table of 10,000 rows. `inbox`: each of THREADS
 // threads runs batches of BATCH new messages, each of which changes one business row: one
 // transaction. `bare`: what the inbox sends then, sent by a client that knows the answers: it looks
-// at nothing but errors.
+// at nothing but errors. `bare-insert`: the same with an INSERT into a table `effects` in place of
+// the UPDATE.
 #include <libpq-fe.h>
 #include <mysql.h>
 
@@ -138,6 +139,7 @@ void make(bool postgres, Connection& connection) {
 struct Settings {
     bool postgres = true;
     std::string where;
+    bool insert = false;
     std::size_t threads = 4, batch = 64;
     double seconds = 1;
 };
@@ -205,8 +207,12 @@ class Bare {
         for (std::size_t i = 0; i < settings_.batch; ++i, ++next_) {
             const std::string id = id_of(run_, thread_, next_);
             keys.push_back(base::hex(base::sha256("bare/" + id).view()) + "|" + id);
-            updates.push_back("update business set n = n + 1 where id = " +
-                              std::to_string(business_row(thread_, settings_.threads, next_)));
+            updates.push_back(
+                settings_.insert
+                    ? "INSERT INTO effects (message_id, order_no) VALUES ('" + id + "', '" + id +
+                          "')"
+                    : "update business set n = n + 1 where id = " +
+                          std::to_string(business_row(thread_, settings_.threads, next_)));
         }
         std::sort(keys.begin(), keys.end());
         if (settings_.postgres) {
@@ -324,7 +330,9 @@ int main(int argc, char** argv) {
         make(settings.postgres, connection);
         return 0;
     }
-    if (argc != 7 || (mode != "inbox" && mode != "bare")) fail("unknown mode " + mode);
+    settings.insert = mode == "bare-insert";
+    if (argc != 7 || (mode != "inbox" && mode != "bare" && !settings.insert))
+        fail("unknown mode " + mode);
     settings.threads = std::strtoul(argv[4], nullptr, 10);
     settings.batch = std::strtoul(argv[5], nullptr, 10);
     settings.seconds = std::atof(argv[6]);
