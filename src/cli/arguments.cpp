@@ -46,6 +46,18 @@ Examples:
   semel record erase --tenant web --yes       makes all that is kept of a tenant's prompts and answers unreadable, for good
 They ask the running server on its admin address. If none runs and --config names an embedded store, they open its directory.)";
 
+constexpr const char* consumer_examples = R"(
+Examples:
+  semel consumer list                         how each consumer stands, and what somebody should look at
+  semel consumer list orders                  one of them, with its partitions and counts
+  semel consumer lag --config semel.yaml      how far each is behind
+  semel consumer pause orders --reason 'the shop is being moved'
+  semel consumer resume orders
+  semel consumer drain orders                 hands its partitions over: to be done before it is taken down on purpose
+  semel consumer reset orders --config semel.yaml --to earliest
+                                              shows where its positions would go; --yes moves them
+All but reset ask the running server on its admin address; reset wants that no process is in the group.)";
+
 constexpr const char* store_examples = R"(
 Examples:
   semel store migrate --config semel.yaml --dry-run     shows the statements, changes nothing
@@ -55,7 +67,7 @@ Examples:
   semel store migrate --config semel.yaml --old-dedup-table processed --scope shop/stock --source orders --dry-run
                                               shows how a table keyed by message_id becomes message_dedup, and what its rows become
 For store.postgres and store.mysql. `semel serve` makes the store's own tables at its start, unless `migrate: false` is set
-there; it never makes those of the inbox.)";
+there, and those of the inbox for consumers alone, in their databases.)";
 
 /// The longest duration, as in the configuration.
 constexpr std::uint64_t ten_years_ms = 3650ULL * 24 * 3600 * 1000;
@@ -66,8 +78,46 @@ Examples:
   semel doctor --config semel.yaml --json
 It makes no paid call: of an upstream it tries the connection only.)";
 
+void add_consumer_server(CLI::App* command, ConsumerCommandOptions& options) {
+    command->add_option("--config", options.config, "the server's configuration file");
+    command->add_option("--admin", options.admin, "admin address host:port, instead of --config (default 127.0.0.1:8788)");
+    command->add_flag("--json", options.json, "the admin API's JSON");
+}
+
+/// `semel consumer …`; `code` is set by the one that runs.
+void add_consumer(CLI::App& app, ConsumerCommandOptions& options, ConsumerResetOptions& reset_options, const Leaves& leaves, int& code) {
+    CLI::App* consumer = app.add_subcommand("consumer", "Look at consumers, pause, resume, drain and reset them");
+    consumer->require_subcommand(1);
+    consumer->footer(consumer_examples);
+    CLI::App* list = consumer->add_subcommand("list", "How they stand, or one of them");
+    list->add_option("name", options.name, "one consumer, in full");
+    add_consumer_server(list, options);
+    list->callback([&options, &code] { code = consumer_list(options); });
+    CLI::App* lag = consumer->add_subcommand("lag", "How far they are behind");
+    lag->add_option("name", options.name, "one consumer");
+    add_consumer_server(lag, options);
+    lag->callback([&options, &code] { code = consumer_lag(options); });
+    for (const auto& [name, words] :
+         {std::pair("pause", "Start nothing any more; what runs ends, and it stays in its group"),
+          std::pair("resume", "Go on after pause, or after it has stopped by itself"),
+          std::pair("drain", "Start nothing any more, and leave the group when nothing runs: resume does not undo it")}) {
+        CLI::App* command = consumer->add_subcommand(name, words);
+        command->add_option("name", options.name, "the consumer")->required();
+        command->add_option("--reason", options.reason, "shown by list and in the log");
+        add_consumer_server(command, options);
+        command->callback([&options, &code, which = std::string(name)] { code = consumer_tell(options, which); });
+    }
+    CLI::App* reset = consumer->add_subcommand("reset", "Move the positions of a Kafka consumer that does not run");
+    reset->add_option("name", reset_options.name, "the consumer")->required();
+    reset->add_option("--config", reset_options.config, "YAML file")->required();
+    reset->add_option("--to", reset_options.to, "earliest, latest, or an offset")->required();
+    reset->add_option("--partition", reset_options.partition, "this partition alone")->check(CLI::NonNegativeNumber);
+    reset->add_flag("--yes", reset_options.yes, "do it; without it the plan is shown and nothing is changed");
+    reset->callback([&reset_options, &leaves, &code] { code = consumer_reset(reset_options, leaves); });
+}
+
 constexpr const char* footer = R"(
-Exit codes: 0 done, 1 tried and failed, 2 wrong command line or configuration, 3 no such record.
+Exit codes: 0 done, 1 tried and failed, 2 wrong command line or configuration, 3 no such record or consumer.
 SEMEL_FAULT_POINTS (kills the process at named points) is for tests only.)";
 
 /// One intent in 64 begins with '-', which would be read as an option.
@@ -115,6 +165,7 @@ CLI::Option* add_duration(CLI::App* command, const char* name, std::chrono::mill
 void add_inbox(CLI::App* migrate, MigrateOptions& options) {
     CLI::Option* tables = migrate->add_flag("--inbox", options.inbox_tables,
                                             "the tables of the inbox (semel_assignments, semel_offsets, message_dedup) instead of the store's");
+    migrate->add_option("--consumer", options.consumer, "with --inbox: in the database of this consumer, instead of the store's")->needs(tables);
     CLI::Option* old = migrate->add_option("--old-dedup-table", options.old_table,
                                            "bring this table, keyed by message_id, to the shape of message_dedup");
     CLI::Option* scope = migrate->add_option("--scope", options.old.scope, "who consumes: its rows are known in this scope alone");
@@ -163,7 +214,7 @@ int run(int argc, char** argv, const Leaves& leaves) {
     int code = exit_ok;
 
     ServeOptions serve_options;
-    CLI::App* serve_command = app.add_subcommand("serve", "Run the gateway");
+    CLI::App* serve_command = app.add_subcommand("serve", "Run the gateway and the consumers");
     serve_command->footer(serve_examples);
     serve_command->add_option("--config", serve_options.config, "YAML file; docs/reference/config.md names every key")->required();
     serve_command->add_flag("--check", serve_options.check, "read and check the configuration, then exit");
@@ -211,6 +262,10 @@ int run(int argc, char** argv, const Leaves& leaves) {
     erase->add_flag("--yes", record_options.yes, "do it; without it nothing is changed");
     erase->add_flag("--dry-run", record_options.dry_run, "say whom it means, change nothing");
     erase->callback([&] { code = record_erase(record_options, leaves); });
+
+    ConsumerCommandOptions consumer_options;
+    ConsumerResetOptions reset_options;
+    add_consumer(app, consumer_options, reset_options, leaves, code);
 
     MigrateOptions migrate_options;
     CLI::App* store = app.add_subcommand("store", "Make the tables of a database, or bring them to this version");

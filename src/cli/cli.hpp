@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/result.hpp"
+#include "brokers/publisher.hpp"
+#include "brokers/source.hpp"
 #include "config/config.hpp"
 #include "core/store.hpp"
+#include "inbox/inbox.hpp"
 #include "inbox/names.hpp"
 #include "inbox/old_table.hpp"
 
@@ -44,6 +48,55 @@ struct InboxLeaves {
         migrate_old_table;
 };
 
+/// How a consumer's source presents itself to its broker.
+struct SourceNames {
+    std::string client_id;
+    std::string commit_metadata;  ///< Kafka: committed beside every position.
+    bool exclusive = false;       ///< RabbitMQ: nobody else may subscribe.
+};
+
+/// What a broker said of a consumer's topics, queue and targets.
+struct BrokerFindings {
+    std::vector<std::string> missing;  ///< Of what it reads: topics or its queue, each named in words.
+    std::string letters_missing;       ///< Where its letters go, in words, if there is no such target; else empty.
+    std::string results_missing;       ///< The same of the results of handler ai.
+    /// How long the broker keeps its messages, the longest of its topics; nullopt: see `about_retention`.
+    std::optional<std::chrono::milliseconds> retention;
+    std::string about_retention;  ///< Why there is no such time, for people.
+};
+
+/// A position of a stopped consumer, and where it goes.
+struct PositionToSet {
+    std::string topic;
+    std::int32_t partition = 0;
+    std::int64_t committed = -1;  ///< -1: nothing.
+    std::int64_t to = 0, end = 0;
+};
+struct ConsumerResetOptions {
+    std::string config;
+    std::string name;
+    std::string to;  ///< earliest, latest, or an offset.
+    std::optional<std::int32_t> partition;
+    bool yes = false;
+};
+
+/// The brokers and databases of consumers.
+struct ConsumerLeaves {
+    /// Whether the source can be as the configuration wants it, as far as that is known without asking anybody.
+    std::function<base::Result<void>(const config::ConsumerConfig&)> check;
+    std::function<base::Result<std::unique_ptr<brokers::Source>>(const config::ConsumerConfig&, const SourceNames&)> make_source;
+    std::function<base::Result<std::unique_ptr<brokers::Publisher>>(const config::ConsumerConfig&)> make_publisher;
+    /// Asks the broker. Blocks, some seconds at most. `make`: the target of letters is made where `create` says so and it is
+    /// missing. Errors: invalid_argument (it can never be), else the broker cannot be asked.
+    std::function<base::Result<BrokerFindings>(const config::ConsumerConfig&, bool make)> look;
+    /// Where the positions of a Kafka consumer would go; and commits them. Errors: invalid_argument (somebody is in the group,
+    /// what is asked for cannot be), else the brokers cannot be asked.
+    std::function<base::Result<std::vector<PositionToSet>>(const config::ConsumerConfig&, const ConsumerResetOptions&)> plan_reset;
+    std::function<base::Result<void>(const config::ConsumerConfig&, const std::vector<PositionToSet>&)> commit_reset;
+    /// Connections to a consumer's database, from any thread.
+    std::function<inbox::Connect(const config::DatabaseConfig&)> connect;
+};
+
 /// What only the program itself knows: the leaves it was linked with.
 struct Leaves {
     /// Opens the configured store, or makes it. Errors name the path and what to do.
@@ -51,6 +104,7 @@ struct Leaves {
     /// What opening the configured store, of those that keep tables, would change: SQL statements in their order. Changes nothing.
     std::function<base::Result<std::vector<std::string>>(const config::Config&)> plan_store;
     InboxLeaves inbox;
+    ConsumerLeaves consumers;
     /// `semel mock-upstream` with the rest of its command line. An exit code.
     std::function<int(const std::vector<std::string>&)> mock_upstream;
     std::string mock_upstream_help;
@@ -113,11 +167,26 @@ struct MigrateOptions {
     bool json = false;
 
     bool inbox_tables = false;  ///< The inbox's tables instead of the store's.
+    std::string consumer;       ///< Not empty: those in the database of this consumer.
     std::string old_table;      ///< Not empty: this table of the older shape is brought to that of the inbox's.
     inbox::Place place;         ///< Of the inbox's tables, in both cases.
     inbox::OldTable old;        ///< All but its `table`.
 };
 int store_migrate(const MigrateOptions& options, const Leaves& leaves);
+
+struct ConsumerCommandOptions {
+    std::string config;  ///< Names the admin address. May be empty.
+    std::string admin;   ///< host:port instead of the config's. May be empty.
+    bool json = false;
+    std::string name;    ///< Empty: all (list, lag).
+    std::string reason;  ///< pause, drain
+};
+int consumer_list(const ConsumerCommandOptions& options);
+int consumer_lag(const ConsumerCommandOptions& options);
+/// `command`: pause, resume, drain.
+int consumer_tell(const ConsumerCommandOptions& options, const std::string& command);
+
+int consumer_reset(const ConsumerResetOptions& options, const Leaves& leaves);
 
 struct DoctorOptions {
     std::string config;

@@ -9,6 +9,7 @@
 
 #include "base/hash.hpp"
 #include "base/time.hpp"
+#include "cli/consumer_outlook.hpp"
 #include "cli/guarantees.hpp"
 #include "cli/intent_of.hpp"
 #include "stores/memory/memory_store.hpp"
@@ -74,7 +75,8 @@ class CommandLine : public testing::Test {
                     place = asked;
                     return base::Result<std::vector<std::string>>(plan);
                 },
-            .apply = [this](const config::Config&, const inbox::Place& asked) -> base::Result<void> {
+            .apply = [this](const config::Config&,
+                            const inbox::Place& asked) -> base::Result<void> {
                 EXPECT_EQ(asked.dedup_table, place.dedup_table);
                 ++applied_times;
                 if (!apply_error.empty())
@@ -82,9 +84,9 @@ class CommandLine : public testing::Test {
                                        .detail = apply_error};
                 return {};
             },
-            .plan_old_table = [this](const config::Config&, const inbox::Place& asked,
-                                     const inbox::OldTable& table)
-                -> base::Result<inbox::OldTablePlan> {
+            .plan_old_table =
+                [this](const config::Config&, const inbox::Place& asked,
+                       const inbox::OldTable& table) -> base::Result<inbox::OldTablePlan> {
                 place = asked;
                 old = table;
                 if (!plan_error.empty())
@@ -92,10 +94,9 @@ class CommandLine : public testing::Test {
                                        .detail = plan_error};
                 return old_plan;
             },
-            .migrate_old_table = [this](const config::Config&, const inbox::Place&,
-                                        const inbox::OldTable& table,
-                                        const inbox::Progress& progress)
-                -> base::Result<std::int64_t> {
+            .migrate_old_table =
+                [this](const config::Config&, const inbox::Place&, const inbox::OldTable& table,
+                       const inbox::Progress& progress) -> base::Result<std::int64_t> {
                 EXPECT_EQ(table.table, old.table);
                 ++applied_times;
                 EXPECT_TRUE(progress(5, 7));
@@ -105,6 +106,19 @@ class CommandLine : public testing::Test {
                                        .detail = apply_error};
                 return 7;
             }};
+        leaves.consumers.check = [this](const config::ConsumerConfig&) -> base::Result<void> {
+            if (!source_error.empty())
+                return base::Error{.code = base::ErrorCode::invalid_argument,
+                                   .detail = source_error};
+            return {};
+        };
+        leaves.consumers.look = [this](const config::ConsumerConfig&,
+                                       bool make) -> base::Result<BrokerFindings> {
+            EXPECT_FALSE(make) << "nothing of this test may change anything";
+            if (!broker_error.empty())
+                return base::Error{.code = base::ErrorCode::io, .detail = broker_error};
+            return broker;
+        };
         leaves.mock_upstream = [this](const std::vector<std::string>& rest) {
             mock_arguments = rest;
             return 0;
@@ -128,6 +142,9 @@ class CommandLine : public testing::Test {
         return file;
     }
 
+    std::string source_error;  ///< Of consumers.check.
+    std::string broker_error;
+    BrokerFindings broker;
     bool locked = false;
     std::vector<std::string> plan;
     std::string plan_error;
@@ -274,7 +291,7 @@ TEST_F(CommandLine, an_old_table_is_migrated_with_words_for_what_its_rows_become
                 .undecided = 1,
                 .notices = {"they are held until somebody decides"}};
     const std::string file = with_database();
-    const std::vector<std::string> line{"store",   "migrate",    "--config",        file,
+    const std::vector<std::string> line{"store",   "migrate",    "--config",          file,
                                         "--scope", "shop/stock", "--old-dedup-table", "processed"};
     const auto with = [&](const std::vector<std::string>& more) {
         std::vector<std::string> all = line;
@@ -312,10 +329,11 @@ TEST_F(CommandLine, an_old_table_is_migrated_with_words_for_what_its_rows_become
                                "table is called processed_before_semel"));
 
     EXPECT_EQ(with({"--json", "--dry-run"}), exit_ok) << err;
-    EXPECT_EQ(out,
-              "{\"store\":\"postgresql://db.internal/shop\",\"dry_run\":true,\"statements\":[\"DROP "
-              "TABLE IF EXISTS x\",\"COMMIT\"],\"rows\":7,\"done\":4,\"failed\":2,\"undecided\":1,"
-              "\"notices\":[\"they are held until somebody decides\"]}\n");
+    EXPECT_EQ(
+        out,
+        "{\"store\":\"postgresql://db.internal/shop\",\"dry_run\":true,\"statements\":[\"DROP "
+        "TABLE IF EXISTS x\",\"COMMIT\"],\"rows\":7,\"done\":4,\"failed\":2,\"undecided\":1,"
+        "\"notices\":[\"they are held until somebody decides\"]}\n");
 
     apply_error = "inbox: somebody writes to processed";
     EXPECT_EQ(with({}), exit_failed);
@@ -388,6 +406,114 @@ TEST_F(CommandLine, looking_at_records_changes_no_tables) {
     EXPECT_THAT(err, HasSubstr("reading postgresql://db.internal/shop itself"));
 }
 
+constexpr const char* a_consumer =
+    "consumers:\n"
+    "  - name: orders\n"
+    "    source: { kafka: { brokers: b, topics: [orders], group: shop } }\n"
+    "    handler: { http: { url: \"http://127.0.0.1:1\" } }\n"
+    "    retry: { delays: [1h] }\n";
+
+TEST_F(CommandLine, consumers_are_checked_without_asking_anybody) {
+    std::ofstream(config_, std::ios::app) << a_consumer;
+    EXPECT_EQ(run_with({"serve", "--check", "--config", config_}), exit_ok) << err;
+    source_error = "kafka: the property enable.auto.commit cannot be set: never before";
+    EXPECT_EQ(run_with({"serve", "--check", "--config", config_}), exit_usage);
+    EXPECT_THAT(err, HasSubstr(config_ + ":6: consumer orders: kafka: the property "
+                                         "enable.auto.commit cannot be set"));
+    EXPECT_EQ(run_with({"doctor", "--config", config_}), exit_usage);
+    source_error.clear();
+    const std::string file = folder_ + "/sql.yaml";
+    const auto with = [&](const std::string& handler) {
+        std::ofstream(file) << "consumers:\n"
+                               "  - name: stock\n"
+                               "    source: { kafka: { brokers: b, topics: [t], group: g } }\n"
+                               "    database: { postgres: { url: \"postgresql://db/shop\" } }\n"
+                            << handler;
+        return run_with({"serve", "--check", "--config", file});
+    };
+    const std::string sql =
+        "    strategy: transaction\n    handler: { sql: { params: { a: { json: "
+        "/a } }, statements: [\"UPDATE t SET a = ";
+    EXPECT_EQ(with(sql + ":a\"] } }\n"), exit_ok) << err;
+    EXPECT_EQ(with(sql + ":b\"] } }\n"), exit_usage);
+    EXPECT_THAT(err, HasSubstr("handler.sql.statements[0]"));
+    EXPECT_EQ(with(sql + "1\"] } }\n"), exit_usage);
+    EXPECT_THAT(err, HasSubstr("handler.sql.params.a is used by no statement"));
+    const std::string state =
+        "    strategy: state\n    state: { key: { column: no, value: { json: "
+        "/no } }, status: s, from: [A], to: B, terminal: [B], table: ";
+    EXPECT_EQ(with(state + "shop.orders }\n"), exit_ok) << err;
+    EXPECT_EQ(with(state + "\"orders; DROP TABLE x\" }\n"), exit_usage);
+    EXPECT_THAT(err, HasSubstr("state.table"));
+}
+
+TEST_F(CommandLine, doctor_says_what_consumers_promise_and_what_is_missing) {
+    std::ofstream(config_, std::ios::app) << a_consumer;
+    broker.retention = std::chrono::hours{24 * 30};
+    run_with({"doctor", "--config", config_});
+    EXPECT_THAT(out, HasSubstr("ok     consumer    orders: strategy store: no message is lost; an "
+                               "effect happens twice only where a process died"));
+    EXPECT_THAT(out, HasSubstr("must be the only member of its group"));
+    EXPECT_THAT(out,
+                HasSubstr("4 run(s), the last ones after 1h; done ids stay known for 745h, dead "
+                          "ones for 30d"));
+    broker.letters_missing = "the topic orders.shop.dlq";
+    broker.missing = {"the topic orders"};
+    broker.retention.reset();
+    broker.about_retention = "retention.ms is -1";
+    EXPECT_EQ(run_with({"doctor", "--config", config_}), exit_failed);
+    EXPECT_THAT(out, HasSubstr("wrong  consumer    orders: dead_letter: the topic orders.shop.dlq "
+                               "does not exist"));
+    EXPECT_THAT(out, HasSubstr("note   consumer    orders: the topic orders does not exist; the "
+                               "consumer waits for it"));
+    EXPECT_THAT(out,
+                HasSubstr("stays known for 7d, and the broker sets no limit to how late it may "
+                          "come again (retention.ms is -1)"));
+    broker_error = "kafka: no broker answers";
+    EXPECT_EQ(run_with({"doctor", "--config", config_}), exit_failed);
+    EXPECT_THAT(out, HasSubstr("wrong  consumer    orders: kafka: no broker answers"));
+}
+
+TEST_F(CommandLine, consumer_commands_want_a_server_and_say_where_they_looked) {
+    for (const std::vector<std::string>& line :
+         std::vector<std::vector<std::string>>{{"consumer", "list"},
+                                               {"consumer", "lag", "orders"},
+                                               {"consumer", "pause", "orders"}}) {
+        std::vector<std::string> arguments = line;
+        arguments.insert(arguments.end(), {"--config", config_});
+        EXPECT_EQ(run_with(arguments), exit_failed);
+        EXPECT_THAT(err, HasSubstr("no server answers on 127.0.0.1:1 "));
+        EXPECT_EQ(out, "");
+    }
+    EXPECT_EQ(run_with({"consumer", "list", "--config", folder_ + "/none.yaml"}), exit_usage);
+    EXPECT_EQ(run_with({"consumer", "pause", "--config", config_}), exit_usage) << "no name";
+    EXPECT_EQ(run_with({"consumer"}), exit_usage);
+}
+
+TEST_F(CommandLine, the_inboxs_tables_of_a_consumer_are_made_in_its_own_database) {
+    plan = {"CREATE TABLE message_dedup"};
+    std::ofstream(config_, std::ios::app)
+        << "consumers:\n"
+           "  - name: stock\n"
+           "    source: { kafka: { brokers: b, topics: [t], group: g } }\n"
+           "    database: { mysql: { url: \"mysql://u:pw-hidden@db.internal/shop\" } }\n"
+           "    strategy: table\n"
+           "    handler: { http: { url: \"http://127.0.0.1:1\" } }\n";
+    EXPECT_EQ(run_with({"store", "migrate", "--config", config_, "--inbox", "--consumer", "stock",
+                        "--dry-run"}),
+              exit_ok)
+        << err;
+    EXPECT_EQ(out, "CREATE TABLE message_dedup;\n");
+    EXPECT_THAT(err, HasSubstr("mysql://db.internal/shop; nothing was changed"));
+    EXPECT_THAT(out + err, Not(HasSubstr("pw-hidden")));
+    EXPECT_EQ(run_with({"store", "migrate", "--config", config_, "--inbox", "--consumer", "other"}),
+              exit_usage);
+    EXPECT_THAT(err, HasSubstr("there is no consumer other"));
+    EXPECT_EQ(run_with({"store", "migrate", "--config", config_, "--consumer", "stock"}),
+              exit_usage)
+        << "it belongs to --inbox";
+}
+
 TEST_F(CommandLine, mock_upstream_gets_its_options_as_they_are) {
     EXPECT_EQ(run_with({"mock-upstream", "--port", "0", "--help"}), exit_ok);
     EXPECT_THAT(mock_arguments, testing::ElementsAre("--port", "0", "--help"));
@@ -419,6 +545,109 @@ TEST(Guarantees, a_spool_on_the_stores_own_disk_is_named) {
     EXPECT_THAT(spool_in_words(config), HasSubstr("own disk"));
     config.spool_path = "/dev/shm/semel-none";
     EXPECT_THAT(spool_in_words(config), Not(HasSubstr("own disk")));
+}
+
+class ConsumerOutlook : public testing::Test {
+  protected:
+    ConsumerOutlook() {
+        consumer_.name = "orders";
+        consumer_.kafka.emplace();
+        consumer_.kafka->topics = {"orders"};
+        leaves_.consumers.look = [this](const config::ConsumerConfig&,
+                                        bool make) -> base::Result<BrokerFindings> {
+            made_ = make;
+            if (error_) return *error_;
+            return broker_;
+        };
+        leaves_.consumers.connect = [this](const config::DatabaseConfig&) -> inbox::Connect {
+            return [this]() -> sql::Tried<std::shared_ptr<sql::Executor>> {
+                ++connected_;
+                return sql::Problem{.trouble = sql::Trouble::lost,
+                                    .error = {.detail = "the database is away"}};
+            };
+        };
+    }
+    Outlook look(bool make = true) {
+        return look_at_consumer(consumer_, "semel.yaml", leaves_, make);
+    }
+    static constexpr std::chrono::hours day{24};
+    config::ConsumerConfig consumer_;
+    BrokerFindings broker_{.missing = {},
+                           .letters_missing = {},
+                           .results_missing = {},
+                           .retention = day * 3,
+                           .about_retention = {}};
+    std::optional<base::Error> error_;
+    bool made_ = false;
+    int connected_ = 0;
+    Leaves leaves_;
+};
+
+TEST_F(ConsumerOutlook,
+       auto_is_the_brokers_retention_with_all_delays_and_a_day_but_a_week_at_least) {
+    EXPECT_EQ(look().retention, day * 7) << "3 d + 1 d is less";
+    broker_.retention = day * 7;
+    EXPECT_EQ(look().retention, day * 8);
+    consumer_.retry.delays = {day, day * 2};
+    EXPECT_EQ(look().retention, day * 11);
+    EXPECT_TRUE(look().wrong.empty());
+    broker_.retention.reset();
+    EXPECT_EQ(look().retention, day * 7);
+    consumer_.retry.delays = {day * 9};
+    EXPECT_EQ(look().retention, day * 10);
+    EXPECT_EQ(look().notes.size(), 1u) << "no limit: said";
+}
+
+TEST_F(ConsumerOutlook, a_memory_shorter_than_the_brokers_is_refused_unless_accepted) {
+    broker_.retention = day * 30;
+    consumer_.retention = day * 8;
+    const Outlook refused = look();
+    ASSERT_EQ(refused.wrong.size(), 1u);
+    EXPECT_THAT(refused.wrong.front(), HasSubstr("8d is shorter than 31d"));
+    consumer_.accept.insert(config::Accept::short_dedup);
+    const Outlook accepted = look();
+    EXPECT_TRUE(accepted.wrong.empty());
+    EXPECT_EQ(accepted.retention, day * 8);
+    EXPECT_EQ(accepted.notes.size(), 1u);
+    consumer_.strategy = config::ConsumerStrategy::state;
+    consumer_.accept.clear();
+    EXPECT_TRUE(look().wrong.empty()) << "the business table knows for ever";
+}
+
+TEST_F(ConsumerOutlook, what_is_away_is_asked_again_and_what_is_wrong_is_not) {
+    error_ = base::Error{.code = base::ErrorCode::io, .detail = "no broker"};
+    EXPECT_EQ(look().away, std::vector<std::string>{"no broker"});
+    EXPECT_TRUE(look().wrong.empty());
+    error_->code = base::ErrorCode::invalid_argument;
+    EXPECT_EQ(look().wrong, std::vector<std::string>{"no broker"});
+    EXPECT_TRUE(look().away.empty());
+    error_.reset();
+    consumer_.database.emplace();
+    EXPECT_EQ(look().away, std::vector<std::string>{"database: the database is away"});
+    EXPECT_EQ(connected_, 1);
+    consumer_.database.reset();
+    EXPECT_TRUE(made_);
+    look(false);
+    EXPECT_FALSE(made_) << "a look of doctor's makes nothing";
+    broker_.results_missing = "the topic results";
+    EXPECT_THAT(look().wrong.at(0),
+                HasSubstr("handler.ai.result: the topic results does not exist"));
+}
+
+TEST_F(ConsumerOutlook, promises_say_what_each_strategy_can_keep) {
+    config::Config config;
+    EXPECT_THAT(promise_in_words(consumer_, config), HasSubstr("only member of its group"));
+    consumer_.accept.insert(config::Accept::unshared_store);
+    EXPECT_THAT(promise_in_words(consumer_, config), Not(HasSubstr("only member")));
+    EXPECT_THAT(promise_in_words(consumer_, config), HasSubstr("run again"));
+    consumer_.hold_unknown = true;
+    EXPECT_THAT(promise_in_words(consumer_, config), HasSubstr("class unknown"));
+    consumer_.strategy = config::ConsumerStrategy::transaction;
+    EXPECT_THAT(promise_in_words(consumer_, config), HasSubstr("exactly once"));
+    EXPECT_EQ(runs_in_words({.delays = {std::chrono::minutes{1}, std::chrono::hours{1}}}),
+              "5 run(s), the last ones after 1m, 1h");
+    EXPECT_EQ(duration_in_words(std::chrono::milliseconds{1500}), "1500ms");
+    EXPECT_EQ(duration_in_words(std::chrono::hours{48}), "2d");
 }
 
 TEST(IntentOf, tells_tenants_apart_and_wants_one_where_clients_are_named) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "cli/cli.hpp"
+#include "cli/consumer_outlook.hpp"
 #include "cli/guarantees.hpp"
 #include "cli/http_call.hpp"
 #include "cli/sockets.hpp"
@@ -222,7 +223,7 @@ void look_at_callers(const config::Config& config, Findings& findings) {
 }
 
 void look_at_upstreams(const config::Config& config, Findings& findings) {
-    if (config.upstreams.empty())
+    if (config.upstreams.empty() && config.consumers.empty())
         findings.add(Grade::bad, "upstream",
                      "no upstreams: are configured; every call is answered 404");
     for (const auto& upstream : config.upstreams) {
@@ -237,12 +238,35 @@ void look_at_upstreams(const config::Config& config, Findings& findings) {
     }
 }
 
+void look_at_consumers(const config::Config& config, const std::string& file, const Leaves& leaves,
+                       Findings& findings) {
+    for (const auto& consumer : config.consumers) {
+        const auto add = [&](Grade grade, const std::string& text) {
+            findings.add(grade, "consumer", consumer.name + ": " + text);
+        };
+        add(Grade::good, "strategy " + strategy_in_words(consumer) + ": " +
+                             promise_in_words(consumer, config));
+        const Outlook outlook = look_at_consumer(consumer, file, leaves, false);
+        add(Grade::good, runs_in_words(consumer.retry) + "; done ids stay known for " +
+                             duration_in_words(outlook.retention) + ", dead ones for " +
+                             duration_in_words(consumer.retention_dead));
+        for (const std::string& text : outlook.good) add(Grade::good, text);
+        for (const std::string& text : outlook.notes) add(Grade::note, text);
+        for (const std::string& text : outlook.wrong) add(Grade::bad, text);
+        for (const std::string& text : outlook.away) add(Grade::bad, text);
+    }
+}
+
 }  // namespace
 
 int doctor(const DoctorOptions& options, const Leaves& leaves) {
     const auto config = config::load(options.config);
     if (!config) {
         std::fprintf(stderr, "semel doctor: %s\n", config.error().detail.c_str());
+        return exit_usage;
+    }
+    if (const auto checked = check_consumers(*config, options.config, leaves); !checked) {
+        std::fprintf(stderr, "semel doctor: %s\n", checked.error().detail.c_str());
         return exit_usage;
     }
     Findings findings;
@@ -256,6 +280,7 @@ int doctor(const DoctorOptions& options, const Leaves& leaves) {
     look_at_ports(*config, running, findings);
     look_at_callers(*config, findings);
     look_at_upstreams(*config, findings);
+    look_at_consumers(*config, options.config, leaves, findings);
     const std::uint64_t files = raise_open_files_limit();
     findings.add(
         files >= open_files_wanted ? Grade::good : Grade::note, "files",

@@ -9,6 +9,7 @@ namespace semel::cli {
 
 namespace {
 constexpr std::size_t secret_bytes = 32;
+constexpr std::size_t store_id_bytes = 8;
 constexpr std::chrono::seconds store_patience{30};
 
 /// Nullopt: nothing says whose it is, or the name is too long.
@@ -40,12 +41,12 @@ admin::TenantOf tenant_of(const config::Config& config, const std::string& secre
     };
 }
 
-/// The deployment-wide value of that name; a random one is made where there is none.
-static base::Result<std::string> claimed_secret(core::Store& store, std::string name) {
+/// The deployment-wide value of that name; `fresh` is stored where there is none.
+static base::Result<std::string> claimed(core::Store& store, std::string name, std::string fresh) {
     auto answered = std::make_shared<std::promise<core::BatchResults>>();
     auto answer = answered->get_future();
     std::vector<core::Item> items;
-    items.push_back({core::StoredKey{}, core::ClaimValue{.name = std::move(name), .value_if_absent = base::random_bytes(secret_bytes)}});
+    items.push_back({core::StoredKey{}, core::ClaimValue{.name = std::move(name), .value_if_absent = std::move(fresh)}});
     store.submit(std::move(items), [answered](core::BatchResults results) { answered->set_value(std::move(results)); });
     if (answer.wait_for(store_patience) != std::future_status::ready) {
         return base::Error{.code = base::ErrorCode::store_unavailable, .detail = "the store did not answer within 30 s"};
@@ -60,11 +61,15 @@ static base::Result<std::string> claimed_secret(core::Store& store, std::string 
 
 base::Result<std::string> secret_of(const config::Config& config, core::Store& store) {
     if (!config.engine.secret.empty()) return config.engine.secret;
-    return claimed_secret(store, "secret");
+    return claimed(store, "secret", base::random_bytes(secret_bytes));
 }
 
 base::Result<std::string> peer_secret_of(core::Store& store) {
-    return claimed_secret(store, "peer-secret");
+    return claimed(store, "peer-secret", base::random_bytes(secret_bytes));
+}
+
+base::Result<std::string> store_id_of(core::Store& store) {
+    return claimed(store, "store-id", base::hex(base::random_bytes(store_id_bytes)));
 }
 
 admin::IntentOf intent_of(const config::Config& config, const std::string& secret) {

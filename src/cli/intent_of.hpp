@@ -18,6 +18,10 @@ base::Result<std::string> secret_of(const config::Config& config, core::Store& s
 /// the store. Blocks.
 base::Result<std::string> peer_secret_of(core::Store& store);
 
+/// By which consumers of a store that is not shared know each other's; made once and kept in the
+/// store. Blocks.
+base::Result<std::string> store_id_of(core::Store& store);
+
 /// `config` is copied as far as it is needed.
 admin::IntentOf intent_of(const config::Config& config, const std::string& secret);
 

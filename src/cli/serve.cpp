@@ -15,13 +15,18 @@
 
 #include "admin/admin.hpp"
 #include "cli/cli.hpp"
+#include "cli/consumer_outlook.hpp"
+#include "cli/consumers.hpp"
 #include "cli/guarantees.hpp"
 #include "cli/http_call.hpp"
 #include "cli/intent_of.hpp"
+#include "cli/loop_thread.hpp"
 #include "cli/readers.hpp"
 #include "cli/sockets.hpp"
+#include "cli/upkeep.hpp"
 #include "engine/engine.hpp"
 #include "engine/sweeper.hpp"
+#include "gateway/chat_door.hpp"
 #include "gateway/gateway.hpp"
 #include "gateway/peer_server.hpp"
 #include "http/client.hpp"
@@ -36,9 +41,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// How often a loop shows that it runs, and how long it may be silent before /healthz says so.
-constexpr auto beat_every = 1s;
-constexpr auto silence_max = 15s;
 /// How often the end of running calls is looked for while draining.
 constexpr auto drain_look_every = 10ms;
 /// The disk may hang; then the process ends without a clean stop, which every store survives.
@@ -64,44 +66,6 @@ unsigned cores_allowed() {
     std::_Exit(code);
 }
 
-std::int64_t steady_ms() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(
-               base::system_clocks().steady().time_since_epoch())
-        .count();
-}
-
-/// A loop on a thread of its own, which shows that it runs. Lives until the process ends.
-class LoopThread {
-  public:
-    LoopThread() : loop(base::system_clocks()) {}
-    LoopThread(const LoopThread&) = delete;
-    LoopThread& operator=(const LoopThread&) = delete;
-
-    void start() {
-        beat();
-        thread_ = std::thread([this] {
-            const auto keep_running = loop.executor();
-            const runtime::asio::executor_work_guard<runtime::Executor> guard(keep_running);
-            loop.io().run();
-        });
-    }
-    [[nodiscard]] bool silent() const {
-        return steady_ms() - last_beat_.load() > std::chrono::milliseconds(silence_max).count();
-    }
-
-    runtime::Loop loop;
-    std::function<void()> on_beat;  ///< On the loop, once a second. Set before start().
-
-  private:
-    void beat() {
-        last_beat_ = steady_ms();
-        if (on_beat) on_beat();
-        loop.at(loop.now() + beat_every, [this] { beat(); });
-    }
-    std::atomic<std::int64_t> last_beat_{0};
-    std::thread thread_;
-};
-
 /// Everything that one API loop owns.
 struct Worker {
     LoopThread thread;
@@ -120,6 +84,15 @@ base::Result<void> check_authorities(const config::Config& config) {
         if (!upstream.ca_file.empty() &&
             http::TlsContext::make(upstream.ca_file, problem) == nullptr) {
             return base::Error{.detail = "ca_file of upstream " + upstream.name + ": " + problem +
+                                         "; it must be a PEM file with at least one certificate"};
+        }
+    }
+    for (const auto& consumer : config.consumers) {
+        const std::string& file = consumer.handler.http.ca_file;
+        std::string problem;
+        if (!file.empty() && http::TlsContext::make(file, problem) == nullptr) {
+            return base::Error{.detail = "handler.http.ca_file of consumer " + consumer.name +
+                                         ": " + problem +
                                          "; it must be a PEM file with at least one certificate"};
         }
     }
@@ -150,24 +123,29 @@ base::Result<std::string> authorities_file(const config::Config& config) {
 
 class Serving {
   public:
-    Serving(const config::Config& config, const Leaves& leaves)
-        : config_(config), leaves_(leaves) {}
+    Serving(const config::Config& config, std::string config_file, const Leaves& leaves)
+        : config_(config), config_file_(std::move(config_file)), leaves_(leaves) {}
 
     /// Until a signal ends it, and the process with it.
     [[noreturn]] void run(bool accept_clock);
 
   private:
     base::Result<void> open(bool accept_clock);
+    base::Result<void> open_consumers();
     base::Result<void> listen();
     base::Result<void> listen_to_peers(engine::EngineOptions& options);
     void start();
+    void stop_consumers();
     void drain();
     void stop_engines();
     admin::Probes probes();
     [[nodiscard]] std::string describe() const;
 
     const config::Config& config_;
+    const std::string config_file_;
     const Leaves& leaves_;
+    const std::string owner_ =
+        base::hex(base::random_bytes(8));  ///< Of this process, in its leases.
     telemetry::Metrics metrics_;
     engine::EngineCounters engine_counters_;
     http::ServerCounters api_counters_;
@@ -195,6 +173,12 @@ class Serving {
     std::unique_ptr<http::Server> peer_server_;
     std::string peer_address_;                   ///< As other gateways are told.
     std::atomic<std::size_t> peers_running_{0};  ///< As last seen by the loop itself.
+    // Consumers, and the turns of /api/chat that those of handler ai ask for on the API loops. Null
+    // without consumers.
+    std::unique_ptr<base::Hmac> message_keys_;
+    std::unique_ptr<gateway::ChatDoor> chat_door_;
+    std::unique_ptr<Consumers> consumers_;
+    std::atomic<bool> consumers_stopped_{false};
     std::atomic<bool> listening_{false};
     std::atomic<bool> draining_{false};
 };
@@ -242,6 +226,46 @@ base::Result<void> Serving::open(bool accept_clock) {
     return {};
 }
 
+base::Result<void> Serving::open_consumers() {
+    if (config_.consumers.empty()) return {};
+    std::string store_id;
+    if (!config_.store.shared()) {
+        auto claimed = store_id_of(*store_);
+        if (!claimed) return claimed.error();
+        store_id = std::move(*claimed);
+    }
+    message_keys_ = std::make_unique<base::Hmac>(secret_);
+    const auto ask = [this](consumer::ChatTurn turn,
+                            const std::function<void(consumer::ChatAnswer)>& done) {
+        chat_door_->ask({.tenant = std::move(turn.tenant),
+                         .user = std::move(turn.user),
+                         .session = std::move(turn.session),
+                         .request_id = std::move(turn.request_id),
+                         .prompt = std::move(turn.prompt),
+                         .model = std::move(turn.model),
+                         .hold_unknown = turn.hold_unknown},
+                        [done](gateway::InnerAnswer answer) {
+                            done({.status = answer.status,
+                                  .body = std::move(answer.body),
+                                  .problem = std::move(answer.problem),
+                                  .retry_after = answer.retry_after,
+                                  .replayed = answer.replayed,
+                                  .upstream_status = answer.upstream_status,
+                                  .final = answer.final});
+                        });
+    };
+    consumers_ = std::make_unique<Consumers>(ConsumersAround{.config = config_,
+                                                             .config_file = config_file_,
+                                                             .leaves = leaves_,
+                                                             .store = *store_,
+                                                             .secret = *message_keys_,
+                                                             .owner = owner_,
+                                                             .store_id = std::move(store_id),
+                                                             .metrics = metrics_,
+                                                             .ask = ask});
+    return consumers_->prepare();
+}
+
 /// Where the store is shared: the address that goes into every lease of this process.
 base::Result<void> Serving::listen_to_peers(engine::EngineOptions& options) {
     if (!config_.store.shared()) return {};
@@ -269,7 +293,7 @@ base::Result<void> Serving::listen() {
     const auto authorities = authorities_file(config_);
     if (!authorities) return authorities.error();
     engine::EngineOptions options;
-    options.owner.id = base::hex(base::random_bytes(8));
+    options.owner.id = owner_;
     options.lease = config_.engine.lease;
     options.acquire_patience =
         std::min(options.acquire_patience, options.lease / 2);  // a grant must arrive alive
@@ -297,19 +321,19 @@ base::Result<void> Serving::listen() {
         workers_.push_back(std::move(worker));
     }
 
+    if (consumers_) {
+        std::vector<gateway::ChatDoor::Place> places;
+        for (const auto& worker : workers_)
+            places.push_back({.engine = *worker->engine, .client = *worker->client});
+        chat_door_ = std::make_unique<gateway::ChatDoor>(*process_, std::move(places));
+    }
+
     runtime::Loop& loop = admin_thread_.loop;
     options.delivers_left_over = true;
     admin_engine_ = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_,
                                                      engine_counters_, vault_.get());
-    const auto third = options.lease / 3;
-    const config::CleanupConfig& cleanup = config_.engine.cleanup;
-    engine::SweeperOptions sweeping{.every = third, .takeover_grace = third};
-    sweeping.purge_every = cleanup.every.value_or(third);
-    sweeping.purge_step = cleanup.step;
-    sweeping.purge_at = cleanup.at;
-    sweeping.purge_window = cleanup.window;
-    sweeping.on_purge_step = [this](auto took) { metrics_.purge_seconds.observe(took); };
-    sweeper_ = std::make_unique<engine::Sweeper>(*admin_engine_, std::move(sweeping));
+    sweeper_ =
+        std::make_unique<engine::Sweeper>(*admin_engine_, sweeping(config_.engine, metrics_));
     admin::Tenants tenants{.tag_of = tenant_of(config_, secret_), .vault = vault_.get()};
     admin_ = std::make_unique<admin::Admin>(*store_, intent_of(config_, secret_), probes(),
                                             config_.admin.loopback(), std::move(tenants));
@@ -331,6 +355,10 @@ admin::Probes Serving::probes() {
         }
         if (peer_thread_ && peer_thread_->silent())
             reasons.emplace_back("the loop of the peer address has not run for 15 s");
+        if (consumers_) {
+            for (std::string& reason : consumers_->not_alive())
+                reasons.push_back(std::move(reason));
+        }
         return reasons;
     };
     probes.not_ready = [this] {
@@ -342,6 +370,7 @@ admin::Probes Serving::probes() {
         return reasons;
     };
     probes.metrics = [this] { return metrics_.render(); };
+    if (consumers_) probes.consumers = consumers_->controls();
     return probes;
 }
 
@@ -353,7 +382,8 @@ std::string Serving::describe() const {
     return "API http://" + authority(api) + ", admin http://" + authority(admin) + ", " +
            store_in_words(config_.store) +
            (peer_address_.empty() ? "" : ", peers http://" + peer_address_) + ", " +
-           std::to_string(workers_.size()) + " loop(s)";
+           std::to_string(workers_.size()) + " loop(s)" +
+           (consumers_ ? ", " + std::to_string(consumers_->size()) + " consumer(s)" : "");
 }
 
 void Serving::start() {
@@ -361,7 +391,19 @@ void Serving::start() {
     admin_thread_.start();
     if (peer_thread_) peer_thread_->start();
     for (auto& worker : workers_) worker->thread.start();
+    if (consumers_) consumers_->start();
     listening_ = true;
+}
+
+/// On a thread of its own: a second signal must not wait for it.
+void Serving::stop_consumers() {
+    consumers_stopped_ = true;
+    if (!consumers_) return;
+    consumers_stopped_ = false;
+    std::thread([this] {
+        consumers_->stop();
+        consumers_stopped_ = true;
+    }).detach();
 }
 
 void Serving::drain() {
@@ -429,6 +471,7 @@ void Serving::run(bool accept_clock) {
     };
 
     auto ready = open(accept_clock);
+    if (ready) ready = open_consumers();
     if (ready) ready = listen();
     if (!ready) {
         std::fprintf(stderr, "semel serve: %s\n", ready.error().detail.c_str());
@@ -443,16 +486,21 @@ void Serving::run(bool accept_clock) {
     while (signal < 0) signal = signal_within(1h);
     std::fprintf(stderr, "semel: draining: %zu call(s) run; a second signal ends at once\n",
                  process_->running());
+    draining_ = true;
+    const auto ended_at_once = [](int again) {
+        std::fprintf(stderr, "semel: ended at once; what ran is taken over after the next start\n");
+        end(128 + again);
+    };
+    // First: their handlers may ask for turns of /api/chat.
+    stop_consumers();
+    while (!consumers_stopped_) {
+        if (const int again = signal_within(drain_look_every); again > 0) ended_at_once(again);
+    }
     drain();
     const auto deadline = base::system_clocks().steady() + config_.drain_timeout;
     bool busy = true;
     while (busy && base::system_clocks().steady() < deadline) {
-        if (const int again = signal_within(drain_look_every); again > 0) {
-            std::fprintf(
-                stderr,
-                "semel: ended at once; calls that ran are taken over after the next start\n");
-            end(128 + again);
-        }
+        if (const int again = signal_within(drain_look_every); again > 0) ended_at_once(again);
         busy = process_->running() > 0 || peers_running_ > 0;
         for (auto& worker : workers_) {
             busy = busy || worker->running > 0;
@@ -490,6 +538,8 @@ int serve(const ServeOptions& options, const Leaves& leaves) {
     const auto config = config::load(options.config);
     if (!config) return refuse(config.error());
     if (const auto trusted = check_authorities(*config); !trusted) return refuse(trusted.error());
+    if (const auto checked = check_consumers(*config, options.config, leaves); !checked)
+        return refuse(checked.error());
     for (const std::string& warning : config->warnings)
         std::fprintf(stderr, "semel serve: %s\n", warning.c_str());
     if (options.check) {
@@ -504,7 +554,9 @@ int serve(const ServeOptions& options, const Leaves& leaves) {
         }
         return exit_ok;
     }
-    Serving serving(*config, leaves);
+    if (const auto there = check_callbacks(*config, options.config, {}); !there)
+        return refuse(there.error());
+    Serving serving(*config, options.config, leaves);
     serving.run(options.accept_clock);
 }
 

@@ -136,6 +136,32 @@ int old_table_migrate(const MigrateOptions& options, const config::Config& confi
     return exit_ok;
 }
 
+/// The tables in a consumer's own database.
+int consumer_migrate(MigrateOptions options, config::Config config, const Leaves& leaves) {
+    const config::ConsumerConfig* found = nullptr;
+    for (const config::ConsumerConfig& one : config.consumers) {
+        if (one.name == options.consumer) found = &one;
+    }
+    if (found == nullptr || !found->database) {
+        std::fprintf(stderr, "semel store migrate: %s\n",
+                     found == nullptr
+                         ? ("there is no consumer " + options.consumer + " in " + options.config).c_str()
+                         : ("consumer " + options.consumer + " has no database").c_str());
+        return exit_usage;
+    }
+    const config::DatabaseConfig& database = *found->database;
+    if (options.place.schema.empty()) options.place.schema = database.schema;
+    const std::string shown = database.shown_url;
+    if (database.kind == config::DatabaseKind::postgres) {
+        config.store.kind = config::StoreKind::postgres;
+        config.store.postgres.url = database.url;
+    } else {
+        config.store.kind = config::StoreKind::mysql;
+        config.store.mysql.url = database.url;
+    }
+    return inbox_migrate(options, config, shown, leaves.inbox);
+}
+
 }  // namespace
 
 base::Result<OpenedStore> open_store(const config::Config& config, const Leaves& leaves,
@@ -175,6 +201,8 @@ int store_migrate(const MigrateOptions& options, const Leaves& leaves) {
                      "say --inbox or --old-dedup-table too\n");
         return exit_usage;
     }
+    if (options.inbox_tables && !options.consumer.empty())
+        return consumer_migrate(options, *config, leaves);
     if ((options.inbox_tables || old_table) && !config->store.has_tables()) {
         std::fprintf(stderr,
                      "semel store migrate: the inbox's tables are in the database of "

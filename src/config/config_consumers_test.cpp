@@ -356,9 +356,9 @@ TEST(ConsumerConfig, what_does_not_go_together_is_refused_with_the_reason) {
         {consumer(std::string(kafka) + "    handler: { callback: x }\n"),
          "handler.callback takes no settings: write handler: callback"},
         {consumer(std::string(kafka) + "    handler: calback\n"),
-         "\"calback\" is neither callback (a function of a C++ program that links the library)"},
-        {consumer(std::string(kafka) + database +
-                  "    strategy: state\n    handler: callback\n" + state),
+         "'calback' is neither callback (a function of a C++ program that links the library)"},
+        {consumer(std::string(kafka) + database + "    strategy: state\n    handler: callback\n" +
+                  state),
          "the declared transition is the whole effect"},
         {consumer(std::string(kafka) + "    handler: { http: { url: \"http://a\" }, ai: {} }\n"),
          "must name exactly one of http, sql, ai"},

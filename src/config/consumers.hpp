@@ -36,14 +36,17 @@ enum class OnMismatch : std::uint8_t { dead_letter, duplicate };
 enum class Payload : std::uint8_t { json, bytes };
 
 struct IdConfig {
-    /// Empty: the usual order: CloudEvents, the header Idempotency-Key, the header id (Debezium's outbox), the property message-id.
+    /// Empty: the usual order: CloudEvents, the header Idempotency-Key, the header id (Debezium's
+    /// outbox), the property message-id.
     std::optional<ValueSpec> from;
-    std::string source;  ///< Ids are unique across topics: this stands for the topic. Empty: they are not.
+    std::string
+        source;  ///< Ids are unique across topics: this stands for the topic. Empty: they are not.
     OnMissingId on_missing = OnMissingId::dead_letter;
     OnTombstone on_tombstone = OnTombstone::deliver;
     OnMismatch on_mismatch = OnMismatch::dead_letter;
     bool fingerprint = true;  ///< Two messages of one id are compared.
-    std::vector<std::string> fingerprint_members;  ///< JSON pointers of what is compared; empty: the whole payload.
+    std::vector<std::string>
+        fingerprint_members;  ///< JSON pointers of what is compared; empty: the whole payload.
 };
 
 enum class Start : std::uint8_t { earliest, latest, fail };
@@ -53,7 +56,9 @@ struct KafkaSourceConfig {
     std::string group;
     std::string instance_id;  ///< Static membership; empty: none.
     Start start = Start::earliest;
-    std::map<std::string, std::string> properties;  ///< librdkafka's, for the consumer; those that are no consumer's own also for the publisher.
+    std::map<std::string, std::string>
+        properties;  ///< librdkafka's, for the consumer; those that are no consumer's own also for
+                     ///< the publisher.
     milliseconds drain{20'000};  ///< For revoked partitions.
 };
 struct RabbitmqSourceConfig {
@@ -103,7 +108,8 @@ struct AiHandlerConfig {
     std::optional<ValueSpec> user, session;
     ValueSpec prompt;
     std::string model;         ///< Empty: the default of /api/chat.
-    std::string result_topic;  ///< Topic (Kafka) or queue (RabbitMQ) of the results; empty: none are published.
+    std::string result_topic;  ///< Topic (Kafka) or queue (RabbitMQ) of the results; empty: none
+                               ///< are published.
     OnDuplicate on_duplicate = OnDuplicate::silent;
 };
 /// callback: a function of the program that links the library.
@@ -121,7 +127,7 @@ struct StateConfig {
     std::string key_column;
     ValueSpec key;
     std::string status_column;
-    std::string version_column;  ///< Empty: none.
+    std::string version_column;     ///< Empty: none.
     std::string message_id_column;  ///< Empty: none. Else it holds the id that made the transition.
     std::vector<std::string> from;
     std::string to;
@@ -175,12 +181,15 @@ struct ConsumerConfig {
     bool hold_unknown = false;  ///< on_unknown: hold.
     double breaker_dead_share = 0.5;
     DeadLetterConfig dead_letter;
-    std::size_t park_limit = 5000;  ///< Messages that may wait behind failed ones; then their partitions pause.
+    std::size_t park_limit =
+        5000;  ///< Messages that may wait behind failed ones; then their partitions pause.
     std::set<Accept> accept;
     int line = 0;  ///< In the file, for messages.
 
     /// Of Kafka the group, of RabbitMQ the queue.
-    [[nodiscard]] const std::string& group() const { return kafka ? kafka->group : rabbitmq->queue; }
+    [[nodiscard]] const std::string& group() const {
+        return kafka ? kafka->group : rabbitmq->queue;
+    }
     [[nodiscard]] bool accepts(Accept what) const { return accept.contains(what); }
 };
 

@@ -1,4 +1,5 @@
-// Letter: a message given up on, as it is published: the original bytes, with what is known of it in headers or in an envelope.
+// Letter: a message given up on, as it is published: the original bytes, with what is known of it
+// in headers or in an envelope.
 #pragma once
 
 #include <chrono>
@@ -17,8 +18,8 @@ namespace semel::deadletter {
 
 /// What is known of a dead message beside its bytes.
 struct Circumstances {
-    std::string consumer;  ///< Its name.
-    std::string group;     ///< Group, or queue.
+    std::string consumer;    ///< Its name.
+    std::string group;       ///< Group, or queue.
     std::string message_id;  ///< Empty: it has none that could be read.
     base::Digest key;        ///< Of the message, or of its position.
     std::uint32_t generation = 1;
@@ -33,11 +34,13 @@ struct Circumstances {
 struct Form {
     config::LetterBody body = config::LetterBody::raw;
     config::LetterHeaders headers = config::LetterHeaders::spring;
-    bool kafka = true;  ///< Else RabbitMQ: numbers as text; the letter's id is also the property message-id of one that had none.
+    bool kafka = true;  ///< Else RabbitMQ: numbers as text; the letter's id is also the property
+                        ///< message-id of one that had none.
 };
 
-/// All headers of a letter together, in bytes, at most (less than what RabbitMQ takes); the stack trace is cut first, then the
-/// error's message down to 256 bytes, then original headers from the last one on, each cut said in `semel-cut`.
+/// All headers of a letter together, in bytes, at most (less than what RabbitMQ takes); the stack
+/// trace is cut first, then the error's message down to 256 bytes, then original headers from the
+/// last one on, each cut said in `semel-cut`.
 inline constexpr std::size_t letter_headers_max_bytes = 48 * 1024;
 /// Of these two each letter has at most so much, in headers and envelope alike.
 inline constexpr std::size_t letter_stack_trace_max_bytes = 16 * 1024;
@@ -46,12 +49,15 @@ inline constexpr std::size_t letter_error_message_max_bytes = 4 * 1024;
 /// Changes a letter before it leaves: removes what must not lie in a dead letter topic.
 using Redaction = std::function<void(brokers::Outgoing&)>;
 
-/// The letter. Topic, exchange and routing key are left empty. The same arguments give the same letter, but for nothing: its id
-/// (semel-letter-id: key and generation) is the same whenever the same death is told again. A delivery that is itself a letter
-/// or a redriven copy has its semel-* and Spring headers replaced, not piled up; originals of the first death are kept.
-brokers::Outgoing make_letter(const brokers::Delivery& delivery, const Circumstances& about, const Form& form);
+/// The letter. Topic, exchange and routing key are left empty. The same arguments give the same
+/// letter, but for nothing: its id (semel-letter-id: key and generation) is the same whenever the
+/// same death is told again. A delivery that is itself a letter or a redriven copy has its semel-*
+/// and Spring headers replaced, not piled up; originals of the first death are kept.
+brokers::Outgoing make_letter(const brokers::Delivery& delivery, const Circumstances& about,
+                              const Form& form);
 
-/// "<class>:<hash of the normalized message>": the same for failures that differ in numbers, ids and quoted values only.
+/// "<class>:<hash of the normalized message>": the same for failures that differ in numbers, ids
+/// and quoted values only.
 std::string fingerprint_of(std::string_view error_class, std::string_view error_message);
 
 }  // namespace semel::deadletter

@@ -12,9 +12,12 @@
 namespace semel::deadletter {
 
 struct Target {
-    std::string topic;     ///< Kafka: the topic. RabbitMQ: the routing key (a queue's name where `exchange` is empty).
+    std::string topic;     ///< Kafka: the topic. RabbitMQ: the routing key (a queue's name where
+                           ///< `exchange` is empty).
     std::string exchange;  ///< RabbitMQ.
-    [[nodiscard]] std::string name() const { return exchange.empty() ? topic : exchange + "/" + topic; }
+    [[nodiscard]] std::string name() const {
+        return exchange.empty() ? topic : exchange + "/" + topic;
+    }
 };
 
 /// Publishes letters to one target and says when each is confirmed. Thread-safe.
@@ -22,8 +25,10 @@ class Outlet {
   public:
     /// `publisher` is shared with others and outlives the outlet.
     Outlet(brokers::Publisher& publisher, Target target, Form form, Redaction redaction = {});
-    /// `done` on any thread, once. Error: it may be there or not (Error::applied); publish it again, it carries the same id.
-    void publish(const brokers::Delivery& delivery, const Circumstances& about, std::function<void(base::Result<void>)> done);
+    /// `done` on any thread, once. Error: it may be there or not (Error::applied); publish it
+    /// again, it carries the same id.
+    void publish(const brokers::Delivery& delivery, const Circumstances& about,
+                 std::function<void(base::Result<void>)> done);
     [[nodiscard]] const Target& target() const { return target_; }
 
   private:

@@ -1,8 +1,11 @@
 import pytest
 
+import consumers
 import harness
+from kafka_server import KafkaServer
 from mysql_server import MysqlServer
 from postgres_server import PostgresServer
+from rabbitmq_server import RabbitServer
 from redis_faults import KEEPS
 from redis_server import RedisServer
 from upstream import Upstream
@@ -97,3 +100,64 @@ def unharmed_server(request, redis_servers, servers_of_the_file):
 @pytest.fixture
 def semel(make):
     return make().start()
+
+
+@pytest.fixture(scope="session")
+def kafka():
+    """One broker for all tests of this process that do it no harm."""
+    server = KafkaServer()
+    yield server
+    server.clean_up()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq():
+    server = RabbitServer()
+    yield server
+    server.clean_up()
+
+
+@pytest.fixture(scope="session")
+def databases():
+    """kind -> an empty database on a server that is one for all tests of this process."""
+    made = {}
+
+    def fresh(kind):
+        if kind not in made:
+            made[kind] = SQL[kind]()
+        return made[kind].fresh()
+    yield fresh
+    for one in made.values():
+        one.clean_up()
+
+
+@pytest.fixture(params=["kafka", "rabbitmq"])
+def place(request):
+    """A topic or a queue of its own, one of each in turn."""
+    server = request.getfixturevalue(request.param)
+    return consumers.Topic(server) if request.param == "kafka" else consumers.Queue(server)
+
+
+@pytest.fixture
+def topic(kafka):
+    return consumers.Topic(kafka)
+
+
+@pytest.fixture
+def service():
+    service = consumers.Service()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(consumer, …, store=…) -> a process with these consumers, started. All are ended after the test."""
+    made = []
+
+    def start(*entries, fault=None, started=True, **config):
+        made.append(consumers.process(tmp_path / f"process{len(made)}", *entries, **config))
+        return made[-1].start(fault=fault) if started else made[-1]
+    yield start
+    for one in made:
+        one.clean_up()

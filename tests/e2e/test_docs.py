@@ -12,7 +12,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ENVIRONMENT = {"OPENAI_API_KEY": "sk-of-the-example", "SEMEL_WEB_TOKEN": "token-of-the-example",
                "SEMEL_SECRET": "secret-of-the-example", "REDIS_PASSWORD": "password-of-the-example",
                "SENTINEL_PASSWORD": "password-of-the-example", "POSTGRES_PASSWORD": "password-of-the-example",
-               "MYSQL_PASSWORD": "password-of-the-example"}
+               "MYSQL_PASSWORD": "password-of-the-example", "RABBITMQ_URL": "amqp://semel:password@127.0.0.1:5672/",
+               "SHOP_URL": "mysql://semel:password@127.0.0.1:3306/shop", "KAFKA": "127.0.0.1:9092",
+               "ORDERS_URL": "postgresql://semel:password@127.0.0.1:5432/shop",
+               "SEMEL_SHOP_TOKEN": "token-of-the-example"}
 # Limits of the mock, of tables in memory and of the log's reader: nobody outside can meet them.
 INTERNAL = {"kept_bytes_max", "kept_bodies_max", "kept_body_max", "kept_numbers_max", "body_max_bytes", "download_max_bytes",
             "content_max_bytes", "wait_max", "kSpareBuffersMax", "kKitsMax", "kTlsJoinMaxBytes", "body_part_max",
@@ -32,8 +35,8 @@ def yaml_blocks():
     for page in PAGES:
         for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.M | re.S)):
             yield pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
-    for example in sorted((ROOT / "examples").glob("*.yaml")):
-        yield pytest.param(example.read_text(), id=example.name)
+    for example in sorted((ROOT / "examples").rglob("*.yaml")):
+        yield pytest.param(example.read_text(), id=str(example.relative_to(ROOT / "examples")))
 
 
 @pytest.mark.parametrize("config", list(yaml_blocks()))

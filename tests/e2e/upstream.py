@@ -145,6 +145,10 @@ class Gate:
     def open(self):
         self._open.set()
 
+    @property
+    def opened(self):
+        return self._open.is_set()
+
     def wait(self):
         self._entered.release()
         if not self._open.wait(GATE_SECONDS):
@@ -299,9 +303,14 @@ class Upstream:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._tls.load_cert_chain(*tls)
         self.default = default_behaviour
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.port = self._listener.getsockname()[1]
+        self.port = 0
+        self.open()
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+
+    def open(self):
+        """On the port that it had before close(), if it had one."""
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
+        self.port = self._listener.getsockname()[1]
         self._closing = False
         threading.Thread(target=self._accept, daemon=True).start()
 

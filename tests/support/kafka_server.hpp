@@ -65,8 +65,6 @@ class KafkaServer {
     /// Sets it, as another tool does. The group must be empty.
     void set_committed(const std::string& group, const std::string& topic, std::int32_t partition,
                        std::int64_t offset) const;
-    /// Members that the coordinator knows.
-    [[nodiscard]] std::size_t members(const std::string& group) const;
 
   private:
     bool launch();

@@ -1,0 +1,84 @@
+// semel consumer reset: moves the positions of a Kafka consumer that does not run.
+#include <cstdio>
+
+#include "cli/cli.hpp"
+#include "cli/consumer_outlook.hpp"
+#include "inbox/names.hpp"
+
+namespace semel::cli {
+
+namespace {
+
+int complain(int code, const std::string& why) {
+    std::fprintf(stderr, "semel consumer reset: %s\n", why.c_str());
+    return code;
+}
+
+/// The position that strategy transaction keeps beside its effects. A partition that it has never
+/// had is left alone: the group's position is taken over at its first start.
+base::Result<void> set_position(sql::Executor& executor, const config::ConsumerConfig& consumer,
+                                const PositionToSet& position) {
+    const inbox::Tables tables(executor.dialect(), {.schema = consumer.database->schema});
+    inbox::StatementBuilder statement(executor.dialect());
+    statement.text("UPDATE " + tables.offsets + " SET next_offset = ").number(position.to);
+    statement.text(" WHERE scope = ").label(consumer.scope);
+    statement.text(" AND topic = ").label(position.topic);
+    statement.text(" AND ").text(inbox::partition_column(executor.dialect()));
+    statement.text(" = ").number(position.partition);
+    auto done = executor.run(statement.finish());
+    if (auto* problem = std::get_if<sql::Problem>(&done)) return std::move(problem->error);
+    return {};
+}
+
+void print(const std::vector<PositionToSet>& positions) {
+    std::printf("%-32s  %9s  %12s  %12s  %12s\n", "TOPIC", "PARTITION", "COMMITTED", "TO", "END");
+    for (const PositionToSet& one : positions) {
+        const std::string committed = one.committed < 0 ? "-" : std::to_string(one.committed);
+        std::printf("%-32s  %9d  %12s  %12lld  %12lld\n", one.topic.c_str(), one.partition,
+                    committed.c_str(), static_cast<long long>(one.to),
+                    static_cast<long long>(one.end));
+    }
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int consumer_reset(const ConsumerResetOptions& options, const Leaves& leaves) {
+    const auto config = config::load(options.config);
+    if (!config) return complain(exit_usage, config.error().detail);
+    const config::ConsumerConfig* consumer = nullptr;
+    for (const config::ConsumerConfig& one : config->consumers) {
+        if (one.name == options.name) consumer = &one;
+    }
+    if (consumer == nullptr)
+        return complain(exit_not_found,
+                        "there is no consumer " + options.name + " in " + options.config);
+    if (!consumer->kafka)
+        return complain(exit_usage, "a queue of RabbitMQ has no positions that could be moved");
+    const auto planned = leaves.consumers.plan_reset(*consumer, options);
+    if (!planned) {
+        const bool wrong = planned.error().code == base::ErrorCode::invalid_argument;
+        return complain(wrong ? exit_usage : exit_failed, planned.error().detail);
+    }
+    print(*planned);
+    std::fprintf(stderr,
+                 "semel consumer reset: what is done stays known (dedup.retention), so messages "
+                 "that are read again have no second effect while it does; what is passed over is "
+                 "not read any more\n");
+    if (!options.yes) return complain(exit_ok, "nothing was changed; --yes does it");
+    if (consumer->strategy == config::ConsumerStrategy::transaction) {
+        // First: where the two differ, the effects' own position is the one that counts.
+        auto connected = leaves.consumers.connect(*consumer->database)();
+        if (auto* problem = std::get_if<sql::Problem>(&connected))
+            return complain(exit_failed, problem->error.detail);
+        for (const PositionToSet& position : *planned) {
+            if (auto set = set_position(*std::get<0>(connected), *consumer, position); !set)
+                return complain(exit_failed, set.error().detail);
+        }
+    }
+    if (auto done = leaves.consumers.commit_reset(*consumer, *planned); !done)
+        return complain(exit_failed, done.error().detail + "; repeat it");
+    return complain(exit_ok, "done; the consumer begins there at its next start");
+}
+
+}  // namespace semel::cli

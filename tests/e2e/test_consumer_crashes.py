@@ -1,0 +1,170 @@
+"""Consumers that are killed at every step, on real brokers and databases: nothing lost, nothing done twice that is not counted."""
+import random
+import time
+
+import pytest
+
+import consumers
+from consumers import Orders, Rows, consumer, happens, message, settles
+from harness import eventually
+
+CONCURRENCY = 4
+# In the order in which a message passes them. `…:2`: at the second pass, while others of the batch are under way.
+POINTS = ["claim.before=kill", "claim.after=kill", "effect.before=kill", "effect.after=kill", "record.after=kill", "letter.after=kill",
+          "settle.after=kill"]
+SETUPS = ["store-rocksdb", "store-redis", "table-postgres", "transaction-postgres", "transaction-mysql", "state-mysql"]
+
+
+class Setup:
+    """One strategy with its effects, and what a message must look like to fail for good."""
+
+    def __init__(self, name, request):
+        self.strategy, where = name.split("-")
+        self.store = None
+        if self.strategy == "store":
+            self.effects = request.getfixturevalue("service")
+            self.effects.rule = lambda asked: 422 if asked.id.startswith("bad") else None
+            self.parts = [self.effects.handler]
+            if where == "redis":
+                self.store = request.getfixturevalue("redis_servers")("--appendonly", "yes")
+            return
+        server = request.getfixturevalue("databases")(where)
+        if self.strategy == "table":
+            self.effects = request.getfixturevalue("service")
+            self.effects.rule = lambda asked: 422 if asked.id.startswith("bad") else None
+            self.parts = [self.effects.handler, {"strategy": "table", "database": {where: {"url": server.url()}}}]
+        else:
+            self.effects = (Rows if self.strategy == "transaction" else Orders)(server)
+            self.parts = [self.effects.handler]
+
+    def messages(self, ids):
+        """Bad ones: the transaction's row breaks a constraint, the state machine's order does not exist."""
+        good = [id for id in ids if not id.startswith("bad")]
+        if self.strategy == "state":
+            self.effects.open(*good)
+        return [message(id, k="k", amount=-1 if id.startswith("bad") else 1, transaction=f"t-{id}") for id in ids]
+
+    @property
+    def exact(self):
+        return self.strategy in ("transaction", "state")
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_a_kill_at_any_step_loses_nothing_and_what_is_doubled_is_counted(setup, place, run, request):
+    setup = Setup(setup, request)
+    # A static member takes its partitions over without waiting for the end of its own session.
+    source = place.source(instance_id="one") if place.kind == "kafka" else place.source()
+    semel = run(consumer(place, *setup.parts, source=source, concurrency=CONCURRENCY, retry={"attempts": 1}, breaker={"dead_share": "0%"}),
+                store=setup.store, started=False)
+    bad = []
+    for step, point in enumerate(POINTS):
+        good = [f"m{step}-{i}" for i in range(10)]
+        bad.append(f"bad{step}")
+        batch = setup.messages([*good, bad[-1]])
+        place.send(*batch, *random.Random(step).sample(batch[:10], 3))
+        semel.launch(fault=f"consumer.{point}")
+        assert semel.wait_dead(30) == -9, f"{point} was not passed"
+        semel.start()
+        effects = happens(setup.effects, good)
+        settles(place)
+        doubled = {id: effects[id] for id in good if effects[id] != 1}
+        if setup.exact:
+            assert not doubled, point
+        else:
+            extra = sum(doubled.values()) - len(doubled)
+            assert extra <= CONCURRENCY and extra <= semel.metric("semel_message_unknown_outcomes_total"), (point, doubled)
+        semel.kill()
+    letters = place.letters()
+    assert {letter.header("semel-message-id") for letter in letters} == set(bad)
+    # A letter may be there twice, under the same id: it is published again unless its mark is durable.
+    assert len({letter.header("semel-letter-id") for letter in letters}) == len(bad) and len(letters) <= len(bad) + len(POINTS)
+    if setup.strategy in ("state", "transaction"):
+        assert not any(id.startswith("bad") for id in setup.effects.effects())
+
+
+@pytest.mark.parametrize("strategy", ["transaction", "table"])
+def test_a_consumer_that_is_killed_again_and_again_does_each_of_many_messages_once(strategy, kafka, databases, service, run):
+    topic, server = consumers.Topic(kafka), databases("postgres")
+    chosen = random.Random(7)
+    ids = [f"m{i}" for i in range(1500)]
+    sequence = ids + chosen.sample(ids, 300)  # second copies, on any partition
+    chosen.shuffle(sequence)
+    topic.send(*[message(id, k="k", amount=1) for id in sequence])
+    if strategy == "transaction":
+        effects, parts = (rows := Rows(server)), [rows.handler]
+    else:
+        effects, parts = service, [service.handler, {"strategy": "table", "database": {"postgres": {"url": server.url()}}}]
+    semel = run(consumer(topic, *parts, concurrency=8), store=server)
+    for kill in range(4):
+        eventually(lambda: sum(effects.effects().values()) >= 200 * (kill + 1), 30, f"enough for kill {kill + 1}")
+        semel.kill()
+        semel.start()
+    found = happens(effects, ids, 60)
+    settles(topic)
+    doubled = sum(found.values()) - len(ids)
+    assert doubled == 0 if strategy == "transaction" else doubled <= 4 * 8
+    assert not topic.letters()
+
+
+def test_ten_kills_with_good_messages_in_flight_make_no_dead_letter(place, service, run):
+    """`attempts` counts answers of the handler: deaths of the process are not the messages'."""
+    ids = [f"m{i}" for i in range(40)]
+    kill_now = []
+
+    def rule(asked):
+        kill_now.append(asked.id)
+        time.sleep(0.1)
+    service.rule = rule
+    source = place.source(instance_id="one") if place.kind == "kafka" else place.source()
+    semel = run(consumer(place, service.handler, source=source, concurrency=20, retry={"attempts": 3, "crashes": 5}))
+    place.send(*[message(id) for id in ids])
+    for _ in range(10):
+        before = len(kill_now)
+        eventually(lambda: len(kill_now) > before, 20, "a handler runs")
+        semel.kill()
+        semel.start()
+    happens(service, ids, 60)
+    settles(place)
+    assert not place.letters()
+
+
+def test_a_message_that_kills_the_process_is_given_up_and_its_neighbours_are_not(topic, service, run):
+    """Each time it runs, the process dies: among others it is suspected, alone it is charged."""
+    ids = [f"m{i}" for i in range(19)]
+    semel = run(consumer(topic, service.handler, source=topic.source(instance_id="one"), concurrency=20,
+                         retry={"attempts": 3, "crashes": 2}), started=False)
+
+    def rule(asked):
+        if asked.id == "poison":
+            semel.process.kill()
+            return 500
+        return None
+    service.rule = rule
+    topic.send(*[message(id) for id in ids[:10]], message("poison"), *[message(id) for id in ids[10:]])
+    for _ in range(20):
+        semel.start()
+        eventually(lambda: semel.process.poll() is not None or topic.letters(), 30, "it dies, or gives up")
+        if semel.process.poll() is None:
+            break
+    happens(service, ids)
+    settles(topic)
+    letters = topic.letters()
+    assert {letter.header("semel-message-id") for letter in letters} == {"poison"}
+    assert letters[0].header("semel-error-class") == "crashes"
+
+
+def test_a_clean_end_leaves_no_unknown_outcome_and_no_second_run(place, service, run):
+    """SIGTERM to one process after another while messages come: what runs ends, the rest is given back."""
+    service.rule = lambda asked: time.sleep(0.02)
+    ids = [f"m{i}" for i in range(400)]
+    source = place.source(instance_id="one") if place.kind == "kafka" else place.source()
+    semel = run(consumer(place, service.handler, source=source, concurrency=8))
+    place.send(*[message(id) for id in ids])
+    unknown = 0
+    for stop in range(3):
+        eventually(lambda: len(service.effects()) >= 80 * (stop + 1), 20, f"enough for end {stop + 1}")
+        unknown += semel.metric("semel_message_unknown_outcomes_total")
+        assert semel.stop() == 0
+        semel.start()
+    found = happens(service, ids)
+    assert set(found.values()) == {1} and unknown + semel.metric("semel_message_unknown_outcomes_total") == 0

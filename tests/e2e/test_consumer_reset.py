@@ -1,0 +1,50 @@
+"""semel consumer reset: positions of a consumer that does not run are moved; what is done stays done."""
+import pytest
+
+import consumers
+from consumers import Rows, consumer, happens, message, settles
+from harness import eventually
+
+
+@pytest.fixture(params=["store", "transaction"])
+def effects(request, databases, service):
+    return service if request.param == "store" else Rows(databases("postgres"))
+
+
+def reset(semel, *words):
+    return semel.command_line("consumer", "reset", "under-test", "--config", semel.config_file, *words)
+
+
+def test_a_consumer_that_is_set_back_reads_again_and_has_no_second_effect(topic, effects, run):
+    semel = run(consumer(topic, effects.handler))
+    topic.send(*[message(f"m{i}", k="k", amount=1) for i in range(8)])
+    happens(effects, [f"m{i}" for i in range(8)])
+    settles(topic)
+    refused = reset(semel, "--to", "earliest", "--yes")
+    assert refused.returncode == 2 and "1 member" in refused.stderr
+    semel.stop()
+    eventually(lambda: not topic.server.members(topic.group), 20, "the group is empty")
+    shown = reset(semel, "--to", "earliest")
+    assert shown.returncode == 0 and topic.name in shown.stdout and "nothing was changed" in shown.stderr
+    assert topic.unsettled() == 0
+    assert reset(semel, "--to", "earliest", "--yes").returncode == 0
+    assert topic.unsettled() == 8
+    semel.start()
+    eventually(lambda: semel.metric("semel_duplicates_suppressed_total") == 8, 20, "all are read again")
+    settles(topic)
+    assert effects.effects() == {f"m{i}": 1 for i in range(8)}
+
+
+def test_what_is_passed_over_is_not_read(topic, effects, run):
+    semel = run(consumer(topic, effects.handler))
+    topic.send(message("first", k="k", amount=1))
+    happens(effects, ["first"])
+    settles(topic)
+    semel.stop()
+    eventually(lambda: not topic.server.members(topic.group), 20, "the group is empty")
+    topic.send(*[message(f"skipped{i}", k="k", amount=1) for i in range(5)])
+    assert reset(semel, "--to", "latest", "--yes").returncode == 0
+    semel.start()
+    eventually(lambda: consumers.state_of(semel)["partitions"], 20, "partitions")
+    topic.send(message("last", k="k", amount=1))
+    assert happens(effects, ["last"]) == {"first": 1, "last": 1}
