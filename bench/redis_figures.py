@@ -22,8 +22,8 @@ class Server:
     """A redis-server of its own, without persistence, on the core of what is measured. Killed with the rig."""
 
     def __init__(self, rig, tcp):
-        self.socket_path = rig.folder / "redis.sock"
         self.port = free_port()
+        self.socket_path = rig.folder / f"redis-{self.port}.sock"  # several figures have one each
         self.tcp = tcp
         self.process = rig.start("redis-server", rig.proxy_core, [
             "redis-server", "--port", self.port, "--bind", "127.0.0.1", "--unixsocket", self.socket_path, "--save", "", "--appendonly", "no",

@@ -4,6 +4,7 @@ import os
 import pathlib
 import pwd
 import subprocess
+import tempfile
 
 from measuring import ROOT, Failed, free_port
 
@@ -27,8 +28,7 @@ class Database:
         self.rig, self.port = rig, free_port()
         self.server_core, self.client_core = (rig.proxy_core, rig.load_core) if self.pinned else (None, None)
         rig.folder.chmod(0o711)  # a user other than root goes through
-        self.folder = rig.folder / self.name
-        self.folder.mkdir()
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=rig.folder))  # several figures have one each
         self.as_user = ["setpriv", "--pdeathsig", "INT"]
         if os.geteuid() == 0:
             owner = pwd.getpwnam(self.user)
