@@ -258,6 +258,14 @@ class TableRecords final : public Gated {
 
 }  // namespace
 
+RecordStep step_on(const Message& message, core::Operation operation) {
+    return {.key = message.key,
+            .source = message.source,
+            .id = message.id,
+            .business_key = message.business_key,
+            .operation = std::move(operation)};
+}
+
 std::unique_ptr<Records> records_on_store(runtime::Loop& loop, core::Store& store,
                                           const base::Hmac& secret, std::string name) {
     return std::make_unique<StoreRecords>(loop, store, secret, std::move(name));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "consumer/message.hpp"
 #include "core/store.hpp"
 #include "inbox/dedup_table.hpp"
 #include "inbox/inbox.hpp"
@@ -21,6 +22,8 @@ struct RecordStep {
     std::string source, id, business_key;  ///< Needed by a table only, when the row is made.
     core::Operation operation;
 };
+/// `operation` on the record of `message`.
+RecordStep step_on(const Message& message, core::Operation operation);
 using RecordSteps = std::vector<RecordStep>;
 /// One per step, in their order, as core::BatchResults.
 using RecordsDone = std::function<void(std::vector<base::Result<core::Decided>>)>;

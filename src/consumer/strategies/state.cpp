@@ -105,7 +105,7 @@ class StateStrategy final : public Strategy {
             return;
         }
         RecordSteps steps;
-        steps.push_back(step(message, core::LetterPublished{dead.token}));
+        steps.push_back(step_on(message, core::LetterPublished{dead.token}));
         submit(std::move(steps), [done = std::move(done)](auto answers) {
             // A record that has moved on (begun anew, decided by a person) needs no mark.
             if (!answers[0])
@@ -142,13 +142,6 @@ class StateStrategy final : public Strategy {
     }
 
   private:
-    static RecordStep step(const Message& message, core::Operation operation) {
-        return {.key = message.key,
-                .source = message.source,
-                .id = message.id,
-                .business_key = message.business_key,
-                .operation = std::move(operation)};
-    }
     void submit(RecordSteps steps, RecordsDone done) {
         ++submitted_;
         records_.submit(std::move(steps), [this, alive = std::weak_ptr<bool>(alive_),
@@ -237,7 +230,7 @@ class StateStrategy final : public Strategy {
         for (auto& [message, note] : notes->all) {
             failed_.insert(message->key);
             for (core::Operation& one : note.claim())
-                steps.push_back(step(*message, std::move(one)));
+                steps.push_back(step_on(*message, std::move(one)));
         }
         submit(std::move(steps), [this, notes](auto answers) { claimed(notes, answers); });
     }
@@ -254,7 +247,8 @@ class StateStrategy final : public Strategy {
             }
             auto& operations = std::get<0>(next);
             notes->second.emplace_back(n, operations.size());
-            for (core::Operation& one : operations) steps.push_back(step(*message, std::move(one)));
+            for (core::Operation& one : operations)
+                steps.push_back(step_on(*message, std::move(one)));
         }
         if (!steps.empty())
             submit(std::move(steps), [this, notes](auto second) { recorded(notes, second); });
@@ -282,7 +276,7 @@ class StateStrategy final : public Strategy {
     void close_records(const std::vector<Message*>& done) {
         RecordSteps steps;
         for (const Message* one : done)
-            if (may_have_record(*one)) steps.push_back(step(*one, core::Get{}));
+            if (may_have_record(*one)) steps.push_back(step_on(*one, core::Get{}));
         if (steps.empty()) return;
         RecordSteps named = steps;  // the messages may be gone when the answers come
         submit(std::move(steps), [this, named = std::move(named)](auto answers) mutable {
