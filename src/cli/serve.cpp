@@ -13,19 +13,16 @@
 #include <set>
 #include <thread>
 
-#include "admin/admin.hpp"
+#include "cli/admin_address.hpp"
 #include "cli/cli.hpp"
 #include "cli/consumer_outlook.hpp"
 #include "cli/consumers.hpp"
 #include "cli/guarantees.hpp"
 #include "cli/http_call.hpp"
 #include "cli/intent_of.hpp"
-#include "cli/loop_thread.hpp"
 #include "cli/readers.hpp"
 #include "cli/sockets.hpp"
-#include "cli/upkeep.hpp"
 #include "engine/engine.hpp"
-#include "engine/sweeper.hpp"
 #include "gateway/chat_door.hpp"
 #include "gateway/gateway.hpp"
 #include "gateway/peer_server.hpp"
@@ -45,8 +42,6 @@ using namespace std::chrono_literals;
 constexpr auto drain_look_every = 10ms;
 /// The disk may hang; then the process ends without a clean stop, which every store survives.
 constexpr auto engines_stop_patience = 5s;
-/// Both kept small: the admin address serves operators and scrapers.
-constexpr std::size_t admin_connections_max = 256;
 /// Of other gateways: a question is one short line, and who takes nothing asks the store instead.
 constexpr std::size_t peer_head_max_bytes = 8 * 1024;
 constexpr auto peer_write_idle = 30s;
@@ -159,15 +154,9 @@ class Serving {
     std::string scratch_;  ///< Folder of spill files.
     std::unique_ptr<gateway::Process> process_;
     std::vector<std::unique_ptr<Worker>> workers_;
-    // The admin address has a loop of its own: it waits for the store, and a scan may wait for a
-    // disk.
-    LoopThread admin_thread_;
-    std::unique_ptr<engine::Engine> admin_engine_;
-    std::unique_ptr<engine::Sweeper> sweeper_;
-    std::unique_ptr<admin::Admin> admin_;
-    std::unique_ptr<http::Server> admin_server_;
-    // So have other gateways, on a shared store: their streams do not wait for our clients, nor
-    // ours for them. Null otherwise.
+    AdminAddress admin_;
+    // Other gateways, on a shared store, have a loop as well: their streams do not wait for our
+    // clients, nor ours for them. Null otherwise.
     std::unique_ptr<LoopThread> peer_thread_;
     std::unique_ptr<gateway::PeerServer> peers_;
     std::unique_ptr<http::Server> peer_server_;
@@ -328,21 +317,17 @@ base::Result<void> Serving::listen() {
         chat_door_ = std::make_unique<gateway::ChatDoor>(*process_, std::move(places));
     }
 
-    runtime::Loop& loop = admin_thread_.loop;
     options.delivers_left_over = true;
-    admin_engine_ = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_,
-                                                     engine_counters_, vault_.get());
-    sweeper_ =
-        std::make_unique<engine::Sweeper>(*admin_engine_, sweeping(config_.engine, metrics_));
-    admin::Tenants tenants{.tag_of = tenant_of(config_, secret_), .vault = vault_.get()};
-    admin_ = std::make_unique<admin::Admin>(*store_, intent_of(config_, secret_), probes(),
-                                            config_.admin.loopback(), std::move(tenants));
-    auto server =
-        http::Server::listen(loop, config_.admin.host, config_.admin.port, *admin_,
-                             {.connections_max = admin_connections_max}, admin_counters_, false);
-    if (!server) return server.error();
-    admin_server_ = std::move(*server);
-    return {};
+    return admin_.open({.config = config_,
+                        .secret = secret_,
+                        .store = *store_,
+                        .hot = *hot_,
+                        .spool = *spool_,
+                        .vault = *vault_,
+                        .engine_counters = engine_counters_,
+                        .server_counters = admin_counters_,
+                        .metrics = metrics_},
+                       options, probes());
 }
 
 admin::Probes Serving::probes() {
@@ -378,7 +363,7 @@ std::string Serving::describe() const {
     config::Address api = config_.listen;
     config::Address admin = config_.admin;
     api.port = workers_.front()->server->port();
-    admin.port = admin_server_->port();
+    admin.port = admin_.port();
     return "API http://" + authority(api) + ", admin http://" + authority(admin) + ", " +
            store_in_words(config_.store) +
            (peer_address_.empty() ? "" : ", peers http://" + peer_address_) + ", " +
@@ -387,8 +372,7 @@ std::string Serving::describe() const {
 }
 
 void Serving::start() {
-    admin_thread_.loop.post([this] { sweeper_->start(); });
-    admin_thread_.start();
+    admin_.start();
     if (peer_thread_) peer_thread_->start();
     for (auto& worker : workers_) worker->thread.start();
     if (consumers_) consumers_->start();
@@ -443,15 +427,7 @@ void Serving::stop_engines() {
             one->thread.loop.spawn(stop(one, tell));
         });
     }
-    admin_thread_.loop.post([this, tell] {
-        admin_server_->close();
-        auto stop = [](Serving* self, std::function<void()> done) -> runtime::Task<> {
-            co_await self->sweeper_->stop();
-            co_await self->admin_engine_->stop();
-            done();
-        };
-        admin_thread_.loop.spawn(stop(this, tell));
-    });
+    admin_.stop(tell);
     std::unique_lock lock(stopped->mutex);
     stopped->changed.wait_for(lock, engines_stop_patience,
                               [&] { return stopped->count == workers_.size() + 1; });

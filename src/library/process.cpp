@@ -11,7 +11,6 @@
 #include "cli/intent_of.hpp"
 #include "cli/readers.hpp"
 #include "cli/sockets.hpp"
-#include "cli/upkeep.hpp"
 #include "telemetry/log.hpp"
 
 namespace semel::library {
@@ -23,7 +22,6 @@ using namespace std::chrono_literals;
 /// The disk may hang; every store survives an end without a clean stop.
 constexpr auto upkeep_stop_patience = 5s;
 /// It serves operators and scrapers.
-constexpr std::size_t admin_connections_max = 256;
 
 base::Error wrong(std::string sentence) {
     return {.code = base::ErrorCode::invalid_argument, .detail = std::move(sentence)};
@@ -107,19 +105,16 @@ base::Result<void> Process::listen() {
     options.owner.id = owner_;
     options.lease = config_.engine.lease;
     options.delivers_left_over = false;
-    runtime::Loop& loop = admin_thread_.loop;
-    engine_ = std::make_unique<engine::Engine>(loop, *store_, options, *hot_, *spool_,
-                                               engine_counters_, vault_.get());
-    sweeper_ = std::make_unique<engine::Sweeper>(*engine_, cli::sweeping(config_.engine, metrics_));
-    admin::Tenants tenants{.tag_of = cli::tenant_of(config_, secret_), .vault = vault_.get()};
-    admin_ = std::make_unique<admin::Admin>(*store_, cli::intent_of(config_, secret_), probes(),
-                                            config_.admin.loopback(), std::move(tenants));
-    auto server =
-        http::Server::listen(loop, config_.admin.host, config_.admin.port, *admin_,
-                             {.connections_max = admin_connections_max}, admin_counters_, false);
-    if (!server) return server.error();
-    admin_server_ = std::move(*server);
-    return {};
+    return admin_.open({.config = config_,
+                        .secret = secret_,
+                        .store = *store_,
+                        .hot = *hot_,
+                        .spool = *spool_,
+                        .vault = *vault_,
+                        .engine_counters = engine_counters_,
+                        .server_counters = admin_counters_,
+                        .metrics = metrics_},
+                       options, probes());
 }
 
 admin::Probes Process::probes() {
@@ -139,15 +134,14 @@ admin::Probes Process::probes() {
 
 std::string Process::describe() const {
     config::Address admin = config_.admin;
-    admin.port = admin_server_->port();
+    admin.port = admin_.port();
     return "admin http://" + cli::authority(admin) + ", " + cli::store_in_words(config_.store) +
            ", " + std::to_string(consumers_->size()) + " consumer(s)";
 }
 
 void Process::start() {
     started_ = true;
-    admin_thread_.loop.post([this] { sweeper_->start(); });
-    admin_thread_.start();
+    admin_.start();
     consumers_->start();
     ready_ = true;
 }
@@ -167,19 +161,11 @@ void Process::stop() {
             stopped->yes = true;
             stopped->changed.notify_one();
         };
-        admin_thread_.loop.post([this, tell] {
-            admin_server_->close();
-            auto stop = [](Process* self, std::function<void()> done) -> runtime::Task<> {
-                co_await self->sweeper_->stop();
-                co_await self->engine_->stop();
-                done();
-            };
-            admin_thread_.loop.spawn(stop(this, tell));
-        });
+        admin_.stop(tell);
         std::unique_lock lock(stopped->mutex);
         stopped->changed.wait_for(lock, upkeep_stop_patience, [&] { return stopped->yes; });
         lock.unlock();
-        admin_thread_.stop();
+        admin_.join();
     }
     consumers_.reset();  // its records are on the store
     if (store_) store_->stop();

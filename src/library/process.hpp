@@ -7,13 +7,11 @@
 #include <memory>
 #include <string>
 
-#include "admin/admin.hpp"
+#include "cli/admin_address.hpp"
 #include "cli/cli.hpp"
 #include "cli/consumers.hpp"
-#include "cli/loop_thread.hpp"
 #include "config/config.hpp"
 #include "engine/engine.hpp"
-#include "engine/sweeper.hpp"
 #include "http/server.hpp"
 #include "telemetry/metrics.hpp"
 
@@ -64,11 +62,7 @@ class Process {
     std::unique_ptr<engine::Spool> spool_;
     std::string secret_;
     std::unique_ptr<base::Hmac> message_keys_;
-    cli::LoopThread admin_thread_;
-    std::unique_ptr<engine::Engine> engine_;  ///< Of the sweeper.
-    std::unique_ptr<engine::Sweeper> sweeper_;
-    std::unique_ptr<admin::Admin> admin_;
-    std::unique_ptr<http::Server> admin_server_;
+    cli::AdminAddress admin_;
     std::unique_ptr<cli::Consumers> consumers_;
     bool started_ = false;
     std::atomic<bool> ready_{false};
