@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/consumers.hpp"
 #include "consumer/consumer.hpp"
 #include "consumer/strategy.hpp"
 #include "inbox/names.hpp"
@@ -22,6 +23,13 @@
 namespace semel::consumer::test {
 
 using namespace std::chrono_literals;
+using sql::Dialect;
+using support::DroppingProxy;
+using support::InboxDatabase;
+
+inline config::ValueSpec json(const char* pointer) {
+    return {.from = config::ValueFrom::json, .name = pointer};
+}
 
 inline constexpr const char* scope = "shop/stock";
 inline constexpr std::chrono::seconds patience{60};

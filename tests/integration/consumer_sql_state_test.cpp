@@ -10,13 +10,7 @@ namespace semel::consumer {
 namespace {
 
 using namespace test;
-using sql::Dialect;
-using support::DroppingProxy;
-using support::InboxDatabase;
 
-config::ValueSpec json(const char* pointer) {
-    return {.from = config::ValueFrom::json, .name = pointer};
-}
 std::string payment(const std::string& order, const std::string& transaction,
                     const std::string& amount = "9.90") {
     return R"({"order":")" + order + R"(","tx":")" + transaction + R"(","amount":)" + amount + "}";

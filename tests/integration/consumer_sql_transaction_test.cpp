@@ -15,13 +15,7 @@ namespace semel::consumer {
 namespace {
 
 using namespace test;
-using sql::Dialect;
-using support::DroppingProxy;
-using support::InboxDatabase;
 
-config::ValueSpec json(const char* pointer) {
-    return {.from = config::ValueFrom::json, .name = pointer};
-}
 config::SqlHandlerConfig stock_effects() {
     return {.params = {{"id", json("/id")}, {"sku", json("/sku")}, {"qty", json("/qty")}},
             .statements = {{.sql = "UPDATE stock SET qty = qty - :qty WHERE sku = :sku"},
@@ -104,6 +98,15 @@ class ConsumerTransaction : public testing::TestWithParam<Dialect> {
                           .parameters = {message.id}});
         if (auto* problem = std::get_if<sql::Problem>(&answer)) return std::move(*problem);
         return inbox::Did{};
+    }
+    /// Its transaction stays open until the gate is.
+    static TransactionCallback leave_behind(Gate& gate) {
+        return {
+            .effect = [&gate](sql::Executor& executor, const Message& one) -> inbox::EffectOutcome {
+                auto outcome = leave(executor, one);
+                gate.pass();
+                return outcome;
+            }};
     }
 
     std::int64_t qty(const char* sku = "a") {
@@ -410,12 +413,7 @@ TEST_P(ConsumerTransaction, who_lost_the_partition_is_fenced_and_moves_nothing) 
 
 TEST_P(ConsumerTransaction, an_owner_in_an_open_transaction_is_waited_for) {
     Gate gate;
-    TransactionCallback blocking{
-        .effect = [&](sql::Executor& executor, const Message& one) -> inbox::EffectOutcome {
-            auto outcome = leave(executor, one);
-            gate.pass();
-            return outcome;
-        }};
+    const TransactionCallback blocking = leave_behind(gate);
     auto quick = options();
     quick.assign_wait = 50ms;
     auto old = start(quick, blocking, connect());
@@ -437,12 +435,7 @@ TEST_P(ConsumerTransaction, an_owner_in_an_open_transaction_is_waited_for) {
 
 TEST_P(ConsumerTransaction, a_zombie_that_slept_in_its_transaction_commits_nothing) {
     Gate gate;
-    TransactionCallback blocking{
-        .effect = [&](sql::Executor& executor, const Message& one) -> inbox::EffectOutcome {
-            auto outcome = leave(executor, one);
-            gate.pass();
-            return outcome;
-        }};
+    const TransactionCallback blocking = leave_behind(gate);
     auto short_idle = options();
     short_idle.inbox.idle_limit = 1000ms;
     auto old = start(short_idle, blocking, connect());
@@ -651,12 +644,7 @@ TEST_P(ConsumerTransaction, a_queue_without_partitions_needs_no_assign) {
 
 TEST_P(ConsumerTransaction, stop_gives_back_what_has_not_begun_and_abandons_what_does_not_end) {
     Gate gate;
-    TransactionCallback blocking{
-        .effect = [&](sql::Executor& executor, const Message& one) -> inbox::EffectOutcome {
-            auto outcome = leave(executor, one);
-            gate.pass();
-            return outcome;
-        }};
+    const TransactionCallback blocking = leave_behind(gate);
     auto single = options();
     single.connections = 1;
     single.batch_max = 1;
