@@ -12,8 +12,8 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(hiredis REQUIRED IMPORTED_TARGET hiredis)
 pkg_check_modules(libpq REQUIRED IMPORTED_TARGET libpq)
 pkg_check_modules(mariadb REQUIRED IMPORTED_TARGET libmariadb)
-pkg_check_modules(rdkafka REQUIRED IMPORTED_TARGET rdkafka)
 pkg_check_modules(rabbitmq REQUIRED IMPORTED_TARGET librabbitmq)
+include(librdkafka)
 
 # Asio is header-only by default; compiled once instead (runtime/asio_impl.cpp), it saves a second a file.
 add_library(semel_asio INTERFACE)

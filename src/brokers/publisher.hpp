@@ -14,6 +14,8 @@
 
 namespace semel::brokers {
 
+struct Problem;
+
 struct OutgoingHeader {
     std::string name;
     std::optional<std::string> value;  ///< nullopt: null.
@@ -62,6 +64,9 @@ class Publisher {
     virtual bool flush(std::chrono::milliseconds within) = 0;
     /// As flush(); what is then undecided ends with `stopping`. Blocks. Idempotent.
     virtual void stop(std::chrono::milliseconds within) = 0;
+    /// Who is told what an operator should know, on the publisher's own thread; it must return at
+    /// once, and outlive stop(). Kafka's tells nothing: what cannot be written ends in time.
+    virtual void on_problem(std::function<void(const Problem&)>) {}
 };
 
 }  // namespace semel::brokers

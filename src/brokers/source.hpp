@@ -179,6 +179,17 @@ class Source {
     /// up to `within`.
     virtual base::Result<std::vector<CommittedPosition>> committed(
         std::chrono::milliseconds within) = 0;
+    /// The id that the broker gave this topic when it was made: another one under the same name is
+    /// another topic, whose offsets mean something else. Empty where the library cannot ask for it
+    /// (librdkafka before 2.3) or the source has no such thing (RabbitMQ): that is an answer, not
+    /// an error. An error: the broker cannot be asked, or has no such topic. Blocks up to `within`;
+    /// on any thread but the poll thread.
+    virtual base::Result<std::string> topic_id(const std::string& topic,
+                                               std::chrono::milliseconds within) {
+        static_cast<void>(topic);
+        static_cast<void>(within);
+        return std::string{};
+    }
     [[nodiscard]] virtual SourceTraits traits() const = 0;
     /// When the poll thread last went round (health: a poll loop that stands still).
     [[nodiscard]] virtual base::SteadyTime last_poll() const = 0;

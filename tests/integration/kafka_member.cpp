@@ -1,7 +1,7 @@
 // A member of a group in a process of its own, to be killed and frozen by a test. Settles messages
 // whose value begins with "ok"; leaves others unfinished, and tries to settle them once they were
 // lost. Writes what happens to standard output, a line each.
-//   kafka_member BROKERS TOPIC GROUP
+//   kafka_member BROKERS TOPIC GROUP ASSIGNOR
 #include <poll.h>
 #include <unistd.h>
 
@@ -56,13 +56,14 @@ class Printer final : public Listener {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 4) return 2;
-    auto source = kafka::make_source(
-        {.brokers = argv[1],
-         .topics = {argv[2]},
-         .group = argv[3],
-         .properties = {{"session.timeout.ms", "1500"}, {"heartbeat.interval.ms", "300"}},
-         .commit_interval = std::chrono::milliseconds{50}});
+    if (argc != 5) return 2;
+    auto source = kafka::make_source({.brokers = argv[1],
+                                      .topics = {argv[2]},
+                                      .group = argv[3],
+                                      .properties = {{"session.timeout.ms", "1500"},
+                                                     {"heartbeat.interval.ms", "300"},
+                                                     {"partition.assignment.strategy", argv[4]}},
+                                      .commit_interval = std::chrono::milliseconds{50}});
     if (!source) {
         std::fprintf(stderr, "%s\n", source.error().detail.c_str());
         return 1;

@@ -67,6 +67,23 @@ bool wanted(const std::vector<std::string>& topics, const std::string& name) {
     return false;
 }
 
+base::Result<TopicPartitions> partitions_of(rd_kafka_t* client,
+                                            const std::vector<std::string>& topics,
+                                            std::chrono::milliseconds within) {
+    const struct rd_kafka_metadata* metadata = nullptr;
+    const auto code = rd_kafka_metadata(client, 1, nullptr, &metadata, milliseconds_of(within));
+    const Owned<const struct rd_kafka_metadata, rd_kafka_metadata_destroy> owned(metadata);
+    if (code != RD_KAFKA_RESP_ERR_NO_ERROR) return error_of(code, "asking for topics");
+    TopicPartitions list(rd_kafka_topic_partition_list_new(16));
+    for (int t = 0; t < metadata->topic_cnt; ++t) {
+        const rd_kafka_metadata_topic& topic = metadata->topics[t];
+        if (!wanted(topics, topic.topic)) continue;
+        for (int p = 0; p < topic.partition_cnt; ++p)
+            rd_kafka_topic_partition_list_add(list.get(), topic.topic, topic.partitions[p].id);
+    }
+    return list;
+}
+
 base::Result<GroupDescription> describe_group(rd_kafka_t* client, const std::string& group,
                                               std::chrono::milliseconds within) {
     const std::string doing = "describing the group " + group;
@@ -102,20 +119,12 @@ base::Result<std::vector<CommittedPosition>> committed_of(rd_kafka_t* client,
                                                           const std::vector<std::string>& topics,
                                                           std::chrono::milliseconds within) {
     const std::string doing = "reading committed offsets";
-    const struct rd_kafka_metadata* metadata = nullptr;
-    auto code = rd_kafka_metadata(client, 1, nullptr, &metadata, milliseconds_of(within));
-    const Owned<const struct rd_kafka_metadata, rd_kafka_metadata_destroy> owned(metadata);
-    if (code != RD_KAFKA_RESP_ERR_NO_ERROR) return error_of(code, doing);
-    const TopicPartitions list(rd_kafka_topic_partition_list_new(16));
-    for (int t = 0; t < metadata->topic_cnt; ++t) {
-        const rd_kafka_metadata_topic& topic = metadata->topics[t];
-        if (!wanted(topics, topic.topic)) continue;
-        for (int p = 0; p < topic.partition_cnt; ++p)
-            rd_kafka_topic_partition_list_add(list.get(), topic.topic, topic.partitions[p].id);
-    }
+    const auto asked = partitions_of(client, topics, within);
+    if (!asked) return asked.error();
+    const TopicPartitions& list = *asked;
     std::vector<CommittedPosition> out;
     if (list->cnt == 0) return out;
-    code = rd_kafka_committed(client, list.get(), milliseconds_of(within));
+    const auto code = rd_kafka_committed(client, list.get(), milliseconds_of(within));
     if (code != RD_KAFKA_RESP_ERR_NO_ERROR) return error_of(code, doing);
     for (int i = 0; i < list->cnt; ++i) {
         const rd_kafka_topic_partition_t& one = list->elems[i];

@@ -17,8 +17,16 @@ base::Result<GroupDescription> describe_group(rd_kafka_t* client, const std::str
 base::Result<std::vector<CommittedPosition>> committed_of(rd_kafka_t* client,
                                                           const std::vector<std::string>& topics,
                                                           std::chrono::milliseconds within);
+/// All partitions of these topics that exist.
+base::Result<TopicPartitions> partitions_of(rd_kafka_t* client,
+                                            const std::vector<std::string>& topics,
+                                            std::chrono::milliseconds within);
 /// Whether `name` is one of `topics`, names or patterns that begin with "^".
 bool wanted(const std::vector<std::string>& topics, const std::string& name);
+/// The broker's id of the topic; empty where the library cannot ask for it. Asked of any broker, so
+/// that no coordinator is concerned.
+base::Result<std::string> topic_id_of(rd_kafka_t* client, const std::string& topic,
+                                      std::chrono::milliseconds within);
 enum class End : std::uint8_t { first, last_stable };
 /// Sets the offset of each to the partition's first or last stable one. By the client's isolation
 /// level.

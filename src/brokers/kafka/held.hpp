@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/time.hpp"
 #include "brokers/delivery.hpp"
 #include "core/watermark.hpp"
 
@@ -94,6 +95,11 @@ class Held final : public Assignment {
     std::atomic<bool> begun{false};
     std::atomic<bool> user_paused{false};
     std::atomic<bool> stopped{false};  ///< No offset, or out of range: Source's "held".
+    bool delayed = false;              ///< Of a topic of delayed copies.
+    /// Its next message is not due before; until then its messages are discarded. The first moment
+    /// of the clock: it does not sleep.
+    base::SteadyTime sleeps_until{};
+    [[nodiscard]] bool sleeps() const { return sleeps_until != base::SteadyTime{}; }
     bool draining = false;
     bool library_paused = false;
     /// Its messages are discarded until a seek to here has succeeded.

@@ -24,8 +24,16 @@ using Properties = std::map<std::string, std::string>;
 struct SourceConfig {
     std::string brokers;              ///< "host:port,host:port"
     std::vector<std::string> topics;  ///< Names, or patterns that begin with "^".
+    /// Topics of delayed copies (brokers/delayed.hpp), read as well. Nothing of a partition is
+    /// delivered before its next message is due; until then it takes no part of the window. They
+    /// begin at the earliest message, whatever `start` says.
+    std::vector<std::string> delayed;
     std::string group;
     std::string client_id = "semel";
+    /// Reads every partition from the group's positions, without being a member of the group and
+    /// without committing: what the group has and does stays as it is. `delayed`, `instance_id` and
+    /// the commits' settings mean nothing then; new partitions are looked for now and then.
+    bool observe = false;
     std::string instance_id;  ///< Static membership; empty: none.
     Start start = Start::earliest;
     Properties properties;  ///< librdkafka's, but for those that refused_property() names.
@@ -84,6 +92,8 @@ struct TopicFacts {
     std::optional<std::chrono::milliseconds> retention;
     /// Why there is no retention, for people: "retention.ms is -1"; empty where there is one.
     std::string about_retention;
+    /// A message may vanish because a newer one has its key, or because the log has grown.
+    bool may_lose = false;
 };
 
 /// What the brokers know of these topics, names or patterns that begin with "^"; those that do not
@@ -91,9 +101,14 @@ struct TopicFacts {
 base::Result<std::vector<TopicFacts>> look_at_topics(const Cluster& cluster,
                                                      const std::vector<std::string>& topics,
                                                      std::chrono::milliseconds within);
-/// Makes the topic, with the broker's own defaults, unless it exists. Blocks up to `within`.
+/// What a topic is made with; else the broker's own defaults.
+struct TopicShape {
+    std::optional<int> partitions;
+    std::map<std::string, std::string> settings;
+};
+/// Makes the topic unless it exists. Blocks up to `within`.
 base::Result<void> ensure_topic(const Cluster& cluster, const std::string& topic,
-                                std::chrono::milliseconds within);
+                                std::chrono::milliseconds within, const TopicShape& shape = {});
 
 /// One partition of a group's reset.
 struct PositionMove {
@@ -102,16 +117,22 @@ struct PositionMove {
     std::int64_t committed = -1;      ///< -1: nothing.
     std::int64_t to = 0;
 };
-enum class ResetTo : std::uint8_t { earliest, latest, offset };
+enum class ResetTo : std::uint8_t {
+    earliest,
+    latest,
+    offset,
+    time,  ///< To the first message of that time or later; to the end where there is none.
+};
 
 /// Where a group's partitions would be moved to. `cluster.properties` are those of a source.
-/// `partition`: of all topics only this number. Errors: invalid_argument (somebody is in the group,
+/// `at`: the offset, or the time (Unix, in milliseconds). `partition`: of all topics only this
+/// number. Errors: invalid_argument (somebody is in the group,
 /// no such partition, an offset outside of the log); else the brokers cannot be asked. Blocks up to
 /// `within` for each question.
 base::Result<std::vector<PositionMove>> plan_reset(const Cluster& cluster, const std::string& group,
                                                    const std::vector<std::string>& topics,
                                                    std::optional<std::int32_t> partition,
-                                                   ResetTo to, std::int64_t offset,
+                                                   ResetTo to, std::int64_t at,
                                                    std::chrono::milliseconds within);
 /// Commits them, with `metadata` beside each position. The group must be empty.
 base::Result<void> commit_reset(const Cluster& cluster, const std::string& group,

@@ -50,7 +50,10 @@ TEST(KafkaProperties, what_an_old_library_gets_wrong_is_refused_there_and_taken_
     EXPECT_NE(refused_property(Role::source, strategy, "cooperative-sticky", k2_0_2), "");
     EXPECT_EQ(refused_property(Role::source, strategy, "cooperative-sticky", k2_12_1), "");
     EXPECT_EQ(refused_property(Role::source, strategy, "roundrobin", k2_0_2), "");
-    EXPECT_NE(refused_property(Role::source, "group.protocol", "consumer", k2_0_2), "");
+    for (const int library : {k2_0_2, k2_12_1}) {
+        EXPECT_NE(refused_property(Role::source, "group.protocol", "consumer", library), "");
+        EXPECT_EQ(refused_property(Role::source, "group.protocol", "classic", library), "");
+    }
     EXPECT_NE(refused_property(Role::source, "sasl.oauthbearer.method", "oidc", k2_0_2), "");
     EXPECT_EQ(refused_property(Role::source, "sasl.oauthbearer.method", "oidc", k2_12_1), "");
     EXPECT_NE(library_name().find("librdkafka "), std::string::npos);

@@ -50,7 +50,7 @@ base::Result<std::unique_ptr<Source>> make_source(SourceConfig config) {
     for (const auto& [name, value] : own) {
         if (auto done = set(conf.get(), name, value); !done) return std::move(done.error());
     }
-    if (!config.instance_id.empty()) {
+    if (!config.instance_id.empty() && !config.observe) {
         if (auto done = set(conf.get(), "group.instance.id", config.instance_id); !done)
             return std::move(done.error());
     }
@@ -73,6 +73,17 @@ Member::Member(SourceConfig config, Conf conf)
     : config_(std::move(config)), conf_(std::move(conf)), window_(config_.window) {}
 
 Member::~Member() { stop(milliseconds{0}); }
+
+std::vector<std::string> Member::all_topics() const {
+    std::vector<std::string> all = config_.topics;
+    all.insert(all.end(), config_.delayed.begin(), config_.delayed.end());
+    return all;
+}
+
+bool Member::is_delayed(std::string_view topic) const {
+    return std::find(config_.delayed.begin(), config_.delayed.end(), topic) !=
+           config_.delayed.end();
+}
 
 std::string Member::who() const { return "kafka: group " + config_.group; }
 
@@ -97,9 +108,10 @@ base::Result<void> Member::start(Listener& listener) {
     for (rd_kafka_queue_t* queue : {events_.get(), messages_.get(), commits_.get()})
         rd_kafka_queue_io_event_enable(queue, wake_fd_, &kWakeUp, sizeof kWakeUp);
     const TopicPartitions topics(rd_kafka_topic_partition_list_new(8));
-    for (const std::string& topic : config_.topics)
+    for (const std::string& topic : all_topics())
         rd_kafka_topic_partition_list_add(topics.get(), topic.c_str(), RD_KAFKA_PARTITION_UA);
-    if (const auto code = rd_kafka_subscribe(client_.get(), topics.get());
+    if (const auto code = config_.observe ? RD_KAFKA_RESP_ERR_NO_ERROR
+                                          : rd_kafka_subscribe(client_.get(), topics.get());
         code != RD_KAFKA_RESP_ERR_NO_ERROR)
         return invalid(who() +
                        ": cannot subscribe (a pattern begins with ^): " + rd_kafka_err2str(code));
@@ -255,6 +267,13 @@ base::Result<std::vector<PartitionLag>> Member::lag(milliseconds within) {
         return std::move(done.error());
     if (auto done = ends_of(client, last.get(), End::last_stable, within); !done)
         return std::move(done.error());
+    // What others have committed since.
+    std::map<Partition, std::int64_t> of_group;
+    if (config_.observe) {
+        auto committed = committed_of(client, config_.topics, within);
+        if (!committed) return std::move(committed.error());
+        for (CommittedPosition& one : *committed) of_group[std::move(one.partition)] = one.offset;
+    }
     std::vector<PartitionLag> out;
     const std::lock_guard held_lock(held_mutex_);
     for (int i = 0; i < first->cnt; ++i) {
@@ -266,6 +285,8 @@ base::Result<std::vector<PartitionLag>> Member::lag(milliseconds within) {
                          .end = ends == nullptr ? begins.offset : ends->offset};
         if (const auto at = held_.find(one.partition); at != held_.end())
             one.committed = at->second->marks().confirmed;
+        if (const auto at = of_group.find(one.partition); at != of_group.end())
+            one.committed = at->second;
         one.lag = std::max<std::int64_t>(0, one.end - std::max(one.committed, one.begin));
         out.push_back(std::move(one));
     }
@@ -281,13 +302,20 @@ base::Result<GroupDescription> Member::describe(milliseconds within) {
 base::Result<std::vector<CommittedPosition>> Member::committed(milliseconds within) {
     const auto [lock, client] = this->client();
     if (client == nullptr) return error_of(RD_KAFKA_RESP_ERR__DESTROY, "reading commits");
-    return committed_of(client, config_.topics, within);
+    return committed_of(client, all_topics(), within);
+}
+
+base::Result<std::string> Member::topic_id(const std::string& topic, milliseconds within) {
+    const auto [lock, client] = this->client();
+    if (client == nullptr) return error_of(RD_KAFKA_RESP_ERR__DESTROY, "asking for a topic's id");
+    return topic_id_of(client, topic, within);
 }
 
 SourceTraits Member::traits() const {
     std::string topics;
     for (const std::string& topic : config_.topics) topics += (topics.empty() ? "" : ", ") + topic;
-    return {.name = "kafka " + topics + " (group " + config_.group + ")",
+    return {.name = "kafka " + topics + (config_.observe ? " (beside group " : " (group ") +
+                    config_.group + ")",
             .commits_positions = true,
             .keyed = true,
             .one_consumer = true,

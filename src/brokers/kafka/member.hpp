@@ -53,6 +53,8 @@ class Member final : public Source {
     base::Result<GroupDescription> describe(std::chrono::milliseconds within) override;
     base::Result<std::vector<CommittedPosition>> committed(
         std::chrono::milliseconds within) override;
+    base::Result<std::string> topic_id(const std::string& topic,
+                                       std::chrono::milliseconds within) override;
     [[nodiscard]] SourceTraits traits() const override;
     [[nodiscard]] base::SteadyTime last_poll() const override;
     void stop(std::chrono::milliseconds drain) override;
@@ -83,9 +85,11 @@ class Member final : public Source {
     void serve_events();
     void on_event(rd_kafka_event_t* event);
     void on_rebalance(rd_kafka_event_t* event);
+    void look_for_partitions();
     void try_assign();
     void assign(const rd_kafka_topic_partition_list_t* list);
     void unassign(const rd_kafka_topic_partition_list_t* list);
+    void refused(const rd_kafka_error_t* error);
     void begin_revoke(HeldList which, TopicPartitions list, base::SteadyTime deadline);
     void serve_revoke();
     void finish_revoke();
@@ -93,7 +97,10 @@ class Member final : public Source {
     void seek_where_needed();
     void restart_fetchers();
     void forward_all();
+    void drop_strays();
     void apply_pause(const HeldPtr& held);
+    bool puts_to_sleep(const HeldPtr& held, const Delivery& delivery);
+    void wake_sleepers();
     void take_messages();
     void take(const rd_kafka_message_t* message, std::vector<Delivery>& into);
     void on_message_error(rd_kafka_resp_err_t code, const std::string& text, const char* topic,
@@ -112,6 +119,8 @@ class Member final : public Source {
     [[nodiscard]] bool window_open() const;
     [[nodiscard]] HeldPtr find(const char* topic, std::int32_t partition) const;
     [[nodiscard]] TopicPartitions list_of(const HeldList& which) const;
+    [[nodiscard]] std::vector<std::string> all_topics() const;
+    [[nodiscard]] bool is_delayed(std::string_view topic) const;
     [[nodiscard]] std::string who() const;
 
     // ---- any thread
@@ -148,10 +157,12 @@ class Member final : public Source {
     std::uint64_t epochs_ = 0;
     TopicPartitions pending_assign_;
     base::SteadyTime next_assign_try_{};
+    base::SteadyTime next_look_{};  ///< For partitions; observing.
     std::optional<Revoke> revoke_;
     std::optional<base::SteadyTime> leave_at_;  ///< stop() was called; the drain's deadline.
     base::SteadyTime close_deadline_{};
     base::SteadyTime next_seek_{};
+    base::SteadyTime next_wake_ = base::SteadyTime::max();  ///< Of a partition that sleeps.
     base::SteadyTime next_commit_{};
     std::uint64_t commits_sent_ = 0;
     HeldList committing_;  ///< Of the commit on its way; empty: none.

@@ -14,6 +14,7 @@ namespace {
 constexpr seconds kAskWithin{5};        // questions of the poll thread itself
 constexpr milliseconds kAskAgain{500};  // after one that failed
 constexpr seconds kCommitWithin{10};    // the last commit of a revoke
+constexpr seconds kLookEvery{30};       // for partitions that are new
 
 // What passes by itself: the next commit tries again, or the partition is lost anyhow.
 bool passes(rd_kafka_resp_err_t code) {
@@ -63,12 +64,17 @@ void Member::on_rebalance(rd_kafka_event_t* event) {
     }
     pending_assign_.reset();
     HeldList which;
-    for (int i = 0; i < list->cnt; ++i) {
+    for (int i = 0; list != nullptr && i < list->cnt; ++i) {
         if (HeldPtr held = find(list->elems[i].topic, list->elems[i].partition))
             which.push_back(std::move(held));
     }
     if (code != RD_KAFKA_RESP_ERR__REVOKE_PARTITIONS ||
         rd_kafka_assignment_lost(client_.get()) != 0) {
+        // What drained until now is gone as well, whether the list names it or not.
+        const HeldList draining = revoke_ ? std::move(revoke_->which) : HeldList{};
+        for (const HeldPtr& held : draining) {
+            if (std::find(which.begin(), which.end(), held) == which.end()) which.push_back(held);
+        }
         revoke_.reset();
         lose(which);
         unassign(list);
@@ -78,12 +84,31 @@ void Member::on_rebalance(rd_kafka_event_t* event) {
                  Clock::now() + config_.drain);
 }
 
+// Who observes is in no group, and takes every partition itself.
+void Member::look_for_partitions() {
+    if (!config_.observe || pending_assign_ != nullptr || phase_ != Phase::running || leave_at_ ||
+        Clock::now() < next_look_)
+        return;
+    next_look_ = Clock::now() + (held_.empty() ? kAskAgain : milliseconds(kLookEvery));
+    const auto all = partitions_of(client_.get(), config_.topics, kAskWithin);
+    if (!all) return set_reachable(false, who() + ": " + all.error().detail);
+    set_reachable(true, {});
+    TopicPartitions fresh(rd_kafka_topic_partition_list_new((*all)->cnt));
+    for (int i = 0; i < (*all)->cnt; ++i) {
+        const rd_kafka_topic_partition_t& one = (*all)->elems[i];
+        if (!held_.contains({one.topic, one.partition}))
+            rd_kafka_topic_partition_list_add(fresh.get(), one.topic, one.partition);
+    }
+    if (fresh->cnt > 0) pending_assign_ = std::move(fresh);
+}
+
 // Until the positions are known the assignment waits; the group waits for us only to join, not
 // here.
 void Member::try_assign() {
     if (pending_assign_ == nullptr || Clock::now() < next_assign_try_) return;
     const TopicPartitions list(rd_kafka_topic_partition_list_copy(pending_assign_.get()));
     const TopicPartitions fresh(rd_kafka_topic_partition_list_new(list->cnt));
+    const TopicPartitions copies(rd_kafka_topic_partition_list_new(list->cnt));
     const auto again = [this](const std::string& why) {
         next_assign_try_ = Clock::now() + kAskAgain;
         tell(ProblemKind::notice, who() + ": its partitions begin later: " + why);
@@ -93,8 +118,9 @@ void Member::try_assign() {
         for (int i = 0; i < list->cnt && code == RD_KAFKA_RESP_ERR_NO_ERROR; ++i) {
             code = list->elems[i].err;
             if (list->elems[i].offset < 0)
-                rd_kafka_topic_partition_list_add(fresh.get(), list->elems[i].topic,
-                                                  list->elems[i].partition);
+                rd_kafka_topic_partition_list_add(
+                    is_delayed(list->elems[i].topic) ? copies.get() : fresh.get(),
+                    list->elems[i].topic, list->elems[i].partition);
         }
         if (code != RD_KAFKA_RESP_ERR_NO_ERROR)
             return again(std::string("the committed offsets: ") + rd_kafka_err2str(code));
@@ -104,17 +130,24 @@ void Member::try_assign() {
         if (auto done = ends_of(client_.get(), fresh.get(), end, kAskWithin); !done)
             return again(done.error().detail);
     }
+    // What waits there was written by this group, before it was first read.
+    if (copies->cnt > 0) {
+        if (auto done = ends_of(client_.get(), copies.get(), End::first, kAskWithin); !done)
+            return again(done.error().detail);
+    }
     pending_assign_.reset();
     std::vector<AssignmentPtr> told;
     HeldList without;
     for (int i = 0; i < list->cnt; ++i) {
         rd_kafka_topic_partition_t& one = list->elems[i];
         const bool known = one.offset >= 0;
+        const bool delayed = is_delayed(one.topic);
+        const bool refused = !known && !delayed && config_.start == Start::fail;
         std::int64_t start = one.offset;
         if (!known) {
-            const auto* at =
-                rd_kafka_topic_partition_list_find(fresh.get(), one.topic, one.partition);
-            start = config_.start == Start::fail ? 0 : at->offset;
+            const auto* at = rd_kafka_topic_partition_list_find(
+                delayed ? copies.get() : fresh.get(), one.topic, one.partition);
+            start = refused ? 0 : at->offset;
         }
         auto held = std::make_shared<Held>(Partition{one.topic, one.partition}, ++epochs_, start,
                                            outstanding_);
@@ -125,7 +158,8 @@ void Member::try_assign() {
                     ? std::string{}
                     : std::string(static_cast<const char*>(one.metadata), one.metadata_size));
         one.offset = start;
-        if (!known && config_.start == Start::fail) {
+        held->delayed = delayed;
+        if (refused) {
             held->stopped = true;
             without.push_back(held);
         }
@@ -150,18 +184,25 @@ void Member::try_assign() {
 void Member::assign(const rd_kafka_topic_partition_list_t* list) {
     last_topic_ = nullptr;
     last_held_.reset();
-    if (cooperative(client_.get())) {
-        KafkaError(rd_kafka_incremental_assign(client_.get(), list));
+    if (cooperative(client_.get()) || config_.observe) {
+        refused(KafkaError(rd_kafka_incremental_assign(client_.get(), list)).get());
     } else {
         rd_kafka_assign(client_.get(), list);
     }
+}
+
+// An incremental step that is not taken leaves the library with other partitions than ours.
+void Member::refused(const rd_kafka_error_t* error) {
+    if (error != nullptr)
+        tell(ProblemKind::notice, who() + ": the library refused a change of its assignment: " +
+                                      rd_kafka_error_string(error));
 }
 
 void Member::unassign(const rd_kafka_topic_partition_list_t* list) {
     last_topic_ = nullptr;
     last_held_.reset();
     if (list != nullptr && cooperative(client_.get())) {
-        KafkaError(rd_kafka_incremental_unassign(client_.get(), list));
+        refused(KafkaError(rd_kafka_incremental_unassign(client_.get(), list)).get());
     } else {
         rd_kafka_assign(client_.get(), nullptr);
     }
@@ -218,6 +259,7 @@ void Member::finish_revoke() {
             const std::lock_guard lock(held_mutex_);
             held_.erase(held->partition());
         }
+        drop_strays();
         if (!told.empty()) listener_->released(told);
     }
     if (revoke.list != nullptr) unassign(revoke.list.get());
@@ -230,6 +272,7 @@ void Member::lose(const HeldList& which) {
         const std::lock_guard lock(held_mutex_);
         held_.erase(held->partition());
     }
+    drop_strays();
     if (!told.empty()) listener_->lost(told);
 }
 
@@ -244,7 +287,10 @@ TopicPartitions Member::list_of(const HeldList& which) const {
 }
 
 void Member::commit_due() {
-    if (!committing_.empty() || phase_ != Phase::running || revoke_) return;
+    if (!committing_.empty() || phase_ != Phase::running) return;
+    // Where rebalances are differences, partitions that stay go on meanwhile; elsewhere all leave,
+    // and the revoke's own commit is the only one.
+    if (revoke_ && (revoke_->committing || !cooperative(client_.get()))) return;
     if (!commit_wanted_ && Clock::now() < next_commit_) return;
     next_commit_ = Clock::now() + config_.commit_interval;
     commit_wanted_ = false;
@@ -258,6 +304,7 @@ void Member::commit_due() {
 // False: there is nothing to commit.
 bool Member::send_commit(const HeldList& which) {
     ++commits_sent_;
+    if (config_.observe) return false;
     HeldList moved;
     for (const HeldPtr& held : which) {
         if (held->stopped || !held->begun) continue;

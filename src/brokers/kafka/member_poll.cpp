@@ -2,8 +2,10 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 
+#include "brokers/delayed.hpp"
 #include "brokers/kafka/member.hpp"
 
 namespace semel::brokers::kafka {
@@ -17,8 +19,10 @@ constexpr milliseconds kSeekWithin{1000};
 constexpr milliseconds kSeekAgain{10};
 constexpr seconds kCloseWithin{10};
 constexpr milliseconds kForwardAgain{1000};
-constexpr milliseconds kIdle{100};  // a lost wake-up costs this
-constexpr int kLogLevelMax = 4;     // syslog's "warning"
+constexpr milliseconds kSleepMin{100};     // of a partition of delayed copies
+constexpr milliseconds kSleepMax{60'000};  // then it is looked at again
+constexpr milliseconds kIdle{100};         // a lost wake-up costs this
+constexpr int kLogLevelMax = 4;            // syslog's "warning"
 
 }  // namespace
 
@@ -40,9 +44,11 @@ void Member::run() {
 void Member::round() {
     run_commands();
     serve_events();
+    look_for_partitions();
     try_assign();
     serve_revoke();
     if (leave_at_ && !revoke_ && phase_ == Phase::running) close_group();
+    wake_sleepers();
     seek_where_needed();
     take_messages();
     commit_due();
@@ -59,8 +65,11 @@ void Member::wait() {
     const bool more = take_more || rd_kafka_queue_length(events_.get()) > 0 ||
                       rd_kafka_queue_length(commits_.get()) > 0;
     pollfd waiting{.fd = wake_fd_, .events = POLLIN, .revents = 0};
-    const bool seeking = next_seek_ > Clock::now();
-    ::poll(&waiting, 1, more ? 0 : milliseconds_of(seeking ? kSeekAgain : kIdle));
+    const auto now = Clock::now();
+    milliseconds most = next_seek_ > now ? kSeekAgain : kIdle;
+    if (next_wake_ - now < most)
+        most = std::max(std::chrono::ceil<milliseconds>(next_wake_ - now), milliseconds{0});
+    ::poll(&waiting, 1, more ? 0 : milliseconds_of(most));
     std::uint64_t drained = 0;
     [[maybe_unused]] const auto got = ::read(wake_fd_, &drained, sizeof drained);
 }
@@ -117,7 +126,7 @@ void Member::on_event(rd_kafka_event_t* event) {
 
 void Member::apply_pause(const HeldPtr& held) {
     if (held->is_void() || held->draining) return;
-    const bool wanted = !held->begun || held->user_paused || held->stopped;
+    const bool wanted = !held->begun || held->user_paused || held->stopped || held->sleeps();
     if (wanted == held->library_paused) return;
     const TopicPartitions list = list_of({held});
     held->library_paused = wanted;
@@ -132,10 +141,44 @@ void Member::apply_pause(const HeldPtr& held) {
     next_seek_ = {};
 }
 
+// True: it is a copy that is not due. Its partition sleeps, behind all that was delivered of it,
+// and comes to this message again when it is; what lies behind it is due later.
+bool Member::puts_to_sleep(const HeldPtr& held, const Delivery& delivery) {
+    const auto due = due_of(delivery);
+    if (!due) return false;
+    const std::int64_t left = *due - base::system_clocks().wall_us() / 1000;
+    if (left <= 0) return false;
+    // Not for each of many that are due one after the other.
+    held->sleeps_until = Clock::now() + std::clamp(milliseconds{left}, kSleepMin, kSleepMax);
+    next_wake_ = std::min(next_wake_, held->sleeps_until);
+    apply_pause(held);
+    return true;
+}
+
+void Member::wake_sleepers() {
+    const auto now = Clock::now();
+    if (next_wake_ > now) return;
+    next_wake_ = base::SteadyTime::max();
+    for (const auto& [partition, held] : held_) {
+        if (!held->sleeps()) continue;
+        if (held->sleeps_until > now) {
+            next_wake_ = std::min(next_wake_, held->sleeps_until);
+            continue;
+        }
+        held->sleeps_until = {};
+        apply_pause(held);
+    }
+}
+
 void Member::seek_where_needed() {
     if (phase_ != Phase::running || revoke_ || Clock::now() < next_seek_) return;
-    if (std::exchange(restart_wanted_, false)) restart_fetchers();
+    // Between a rebalance's event and our answer an assign would be taken for the answer.
+    if (pending_assign_ == nullptr && std::exchange(restart_wanted_, false)) restart_fetchers();
     if (Clock::now() < forward_until_) forward_all();
+    const bool seeking = std::any_of(held_.begin(), held_.end(), [](const auto& one) {
+        return one.second->must_seek && !one.second->library_paused && !one.second->draining;
+    });
+    if (seeking) drop_strays();
     const TopicPartitions list(rd_kafka_topic_partition_list_new(8));
     for (const auto& [partition, held] : held_) {
         if (!held->must_seek || held->library_paused || held->draining) continue;
@@ -166,6 +209,7 @@ void Member::restart_fetchers() {
         which.push_back(held);
         if (held->library_paused) paused.push_back(held);
     }
+    if (which.empty()) return;
     const TopicPartitions list = list_of(which);
     for (int i = 0; i < list->cnt; ++i) {
         Held& held = *which[static_cast<std::size_t>(i)];
@@ -176,6 +220,18 @@ void Member::restart_fetchers() {
     assign(list.get());
     forward_until_ = Clock::now() + kForwardAgain;
     if (!paused.empty()) rd_kafka_pause_partitions(client_.get(), list_of(paused).get());
+}
+
+// Messages that came the way of the events were taken from the library already, so that it does not
+// know them to be outdated when their partition is moved or sought: whoever stays fetches again.
+void Member::drop_strays() {
+    if (stray_.empty()) return;
+    stray_.clear();
+    for (const auto& [partition, held] : held_) {
+        if (held->begun && !held->library_paused && !held->must_seek)
+            held->must_seek = held->marks().position;
+    }
+    next_seek_ = {};
 }
 
 bool Member::window_open() const {
@@ -219,7 +275,9 @@ void Member::take(const rd_kafka_message_t* message, std::vector<Delivery>& into
         last_held_ = find(topic, message->partition);
         last_topic_ = message->rkt;
     }
-    if (last_held_ == nullptr || last_held_->draining || last_held_->must_seek) return;
+    if (last_held_ == nullptr || last_held_->draining || last_held_->must_seek ||
+        last_held_->sleeps())
+        return;
     headers_.clear();
     rd_kafka_headers_t* headers = nullptr;
     if (rd_kafka_message_headers(message, &headers) == RD_KAFKA_RESP_ERR_NO_ERROR) {
@@ -241,6 +299,7 @@ void Member::take(const rd_kafka_message_t* message, std::vector<Delivery>& into
     Delivery delivery = make_delivery({.assignment = last_held_, .position = message->offset},
                                       view(message->key, message->key_len),
                                       view(message->payload, message->len), headers_);
+    if (last_held_->delayed && puts_to_sleep(last_held_, delivery)) return;
     if (!last_held_->deliver(message->offset, delivery.receipt.size)) return;
     rd_kafka_timestamp_type_t kind{};
     if (const std::int64_t at = rd_kafka_message_timestamp(message, &kind);
@@ -254,7 +313,8 @@ void Member::on_message_error(rd_kafka_resp_err_t code, const std::string& text,
     const HeldPtr held = find(topic, partition);
     switch (code) {
         case RD_KAFKA_RESP_ERR__PARTITION_EOF:
-            if (held != nullptr && !held->draining && !held->must_seek) held->advance(offset);
+            if (held != nullptr && !held->draining && !held->must_seek && !held->sleeps())
+                held->advance(offset);
             return;
         case RD_KAFKA_RESP_ERR__AUTO_OFFSET_RESET:
         case RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE:
@@ -346,6 +406,8 @@ void Member::fail(const std::string& text) {
 void Member::close_group() {
     phase_ = Phase::closing;
     close_deadline_ = Clock::now() + kCloseWithin;
+    // The library waits for an answer to each, before it leaves the group.
+    if (pending_assign_ != nullptr && !failed_) assign(pending_assign_.get());
     pending_assign_.reset();
     if (failed_) {
         phase_ = Phase::done;

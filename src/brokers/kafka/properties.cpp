@@ -53,7 +53,6 @@ constexpr std::array kForPublishers{
 // Cooperative rebalances lost assignments on a commit at the wrong moment until 2.10, and looped
 // until 2.6.1.
 constexpr int kCooperativeSince = 0x020c0000;
-constexpr int kConsumerProtocolSince = 0x020f0000;
 
 template <std::size_t n>
 std::string_view why_of(const std::array<Refused, n>& list, std::string_view name) {
@@ -80,13 +79,15 @@ std::string refused_property(Role role, const std::string& name, const std::stri
         library < kCooperativeSince)
         return "this librdkafka can lose its assignment when it commits during a cooperative "
                "rebalance (fixed in 2.10; 2.12 is known to be good): use range or roundrobin, or "
-               "a build with a newer one";
-    if (name == "group.protocol" && value != "classic" && library < kConsumerProtocolSince)
-        return "the new group protocol needs librdkafka 2.15 or newer: use classic, or a build "
-               "with a newer one";
+               "a build with SEMEL_KAFKA=bundled";
+    // Its members are not shown by the question that finds out who else is in the group, and until
+    // 2.15 the library goes on although its heartbeats fail.
+    if ((name == "group.protocol" && value != "classic") || name == "group.remote.assignor")
+        return "the new group protocol (KIP-848) is not supported: use classic, where "
+               "cooperative-sticky moves single partitions as well";
     if (name == "sasl.oauthbearer.method" && value == "oidc" && library < kCooperativeSince)
         return "this librdkafka is built without OIDC (it needs curl): use SCRAM, PLAIN or mutual "
-               "TLS, or a build with a newer one";
+               "TLS, or a build with SEMEL_KAFKA=bundled";
     return {};
 }
 

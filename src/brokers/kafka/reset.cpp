@@ -1,4 +1,5 @@
 // Moving the committed positions of a group that nobody is in.
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -11,8 +12,6 @@ namespace semel::brokers::kafka {
 using std::chrono::milliseconds;
 
 namespace {
-
-using Metadata = Owned<const struct rd_kafka_metadata, rd_kafka_metadata_destroy>;
 
 /// A client of the group that subscribes to nothing, and so never joins it.
 base::Result<Client> client_for(const Cluster& cluster, const std::string& group) {
@@ -39,26 +38,17 @@ std::string name_of(const Partition& partition) {
     return partition.topic + "-" + std::to_string(partition.number);
 }
 
-base::Result<TopicPartitions> partitions_of(rd_kafka_t* client,
-                                            const std::vector<std::string>& topics,
-                                            std::optional<std::int32_t> partition,
-                                            milliseconds within) {
-    const struct rd_kafka_metadata* said = nullptr;
-    const auto code = rd_kafka_metadata(client, 1, nullptr, &said, milliseconds_of(within));
-    const Metadata metadata(said);
-    if (code != RD_KAFKA_RESP_ERR_NO_ERROR) return error_of(code, "asking for topics");
-    TopicPartitions list(rd_kafka_topic_partition_list_new(16));
-    for (int t = 0; t < metadata->topic_cnt; ++t) {
-        const rd_kafka_metadata_topic& topic = metadata->topics[t];
-        if (!wanted(topics, topic.topic)) continue;
-        for (int p = 0; p < topic.partition_cnt; ++p) {
-            const std::int32_t number = topic.partitions[p].id;
-            if (!partition || *partition == number)
-                rd_kafka_topic_partition_list_add(list.get(), topic.topic, number);
-        }
-    }
-    if (list->cnt == 0) return invalid("kafka: there is no such topic or partition");
-    return list;
+/// Sets the offset of each partition to that of its first message from this time on (Unix, in
+/// milliseconds); below 0 where there is none.
+base::Result<void> offsets_at(rd_kafka_t* client, rd_kafka_topic_partition_list_t* partitions,
+                              std::int64_t unix_ms, milliseconds within) {
+    for (int i = 0; i < partitions->cnt; ++i) partitions->elems[i].offset = unix_ms;
+    auto code = rd_kafka_offsets_for_times(client, partitions, milliseconds_of(within));
+    for (int i = 0; i < partitions->cnt && code == RD_KAFKA_RESP_ERR_NO_ERROR; ++i)
+        code = partitions->elems[i].err;
+    if (code != RD_KAFKA_RESP_ERR_NO_ERROR)
+        return error_of(code, "asking which messages are of that time");
+    return {};
 }
 
 }  // namespace
@@ -66,7 +56,7 @@ base::Result<TopicPartitions> partitions_of(rd_kafka_t* client,
 base::Result<std::vector<PositionMove>> plan_reset(const Cluster& cluster, const std::string& group,
                                                    const std::vector<std::string>& topics,
                                                    std::optional<std::int32_t> partition,
-                                                   ResetTo to, std::int64_t offset,
+                                                   ResetTo to, std::int64_t at,
                                                    milliseconds within) {
     auto client = client_for(cluster, group);
     if (!client) return std::move(client.error());
@@ -77,32 +67,57 @@ base::Result<std::vector<PositionMove>> plan_reset(const Cluster& cluster, const
                        std::to_string(described->member_count) +
                        " member(s): stop the consumers first (a killed one leaves when its session "
                        "is over)");
-    auto list = partitions_of(client->get(), topics, partition, within);
-    if (!list) return std::move(list.error());
+    const auto all = partitions_of(client->get(), topics, within);
+    if (!all) return all.error();
+    const TopicPartitions list(rd_kafka_topic_partition_list_new((*all)->cnt));
+    for (int i = 0; i < (*all)->cnt; ++i) {
+        const rd_kafka_topic_partition_t& one = (*all)->elems[i];
+        if (!partition || *partition == one.partition)
+            rd_kafka_topic_partition_list_add(list.get(), one.topic, one.partition);
+    }
+    if (list->cnt == 0) return invalid("kafka: there is no such topic or partition");
     const auto committed = committed_of(client->get(), topics, within);
     if (!committed) return committed.error();
     std::vector<PositionMove> moves;
-    for (int i = 0; i < (*list)->cnt; ++i) {
+    for (int i = 0; i < list->cnt; ++i) {
         PositionMove& move = moves.emplace_back();
-        move.partition = {(*list)->elems[i].topic, (*list)->elems[i].partition};
+        move.partition = {list->elems[i].topic, list->elems[i].partition};
         for (const CommittedPosition& one : *committed) {
             if (one.partition == move.partition) move.committed = one.offset;
         }
     }
-    if (auto done = ends_of(client->get(), list->get(), End::first, within); !done)
+    if (auto done = ends_of(client->get(), list.get(), End::first, within); !done)
         return done.error();
-    for (std::size_t i = 0; i < moves.size(); ++i) moves[i].begin = (*list)->elems[i].offset;
-    if (auto done = ends_of(client->get(), list->get(), End::last_stable, within); !done)
+    for (std::size_t i = 0; i < moves.size(); ++i) moves[i].begin = list->elems[i].offset;
+    if (auto done = ends_of(client->get(), list.get(), End::last_stable, within); !done)
         return done.error();
     for (std::size_t i = 0; i < moves.size(); ++i) {
         PositionMove& move = moves[i];
-        move.end = (*list)->elems[i].offset;
-        move.to = to == ResetTo::earliest ? move.begin : to == ResetTo::latest ? move.end : offset;
+        move.end = list->elems[i].offset;
+        switch (to) {
+            case ResetTo::earliest:
+                move.to = move.begin;
+                break;
+            case ResetTo::latest:
+            case ResetTo::time:
+                move.to = move.end;
+                break;
+            case ResetTo::offset:
+                move.to = at;
+                break;
+        }
         if (move.to < move.begin || move.to > move.end)
             return invalid("kafka: " + name_of(move.partition) + " holds offsets from " +
                            std::to_string(move.begin) + " to " + std::to_string(move.end) +
                            ", and " + std::to_string(move.to) +
                            " is none of them; name a partition that has it");
+    }
+    if (to != ResetTo::time) return moves;
+    if (auto done = offsets_at(client->get(), list.get(), at, within); !done) return done.error();
+    for (std::size_t i = 0; i < moves.size(); ++i) {
+        // Behind the last stable offset lie messages of transactions that are open.
+        const std::int64_t found = list->elems[i].offset;
+        if (found >= 0) moves[i].to = std::min(std::max(found, moves[i].begin), moves[i].end);
     }
     return moves;
 }

@@ -17,6 +17,10 @@ using NewTopic = Owned<rd_kafka_NewTopic_t, rd_kafka_NewTopic_destroy>;
 using AdminOptions = Owned<rd_kafka_AdminOptions_t, rd_kafka_AdminOptions_destroy>;
 using Metadata = Owned<const struct rd_kafka_metadata, rd_kafka_metadata_destroy>;
 
+#if RD_KAFKA_VERSION >= 0x02030000
+using TopicNames = Owned<rd_kafka_TopicCollection_t, rd_kafka_TopicCollection_destroy>;
+#endif
+
 constexpr int kBrokersDefault = -1;
 
 base::Result<Client> client_for(const Cluster& cluster) {
@@ -65,13 +69,17 @@ void take_config(TopicFacts& topic, const rd_kafka_ConfigResource_t* said) {
     const rd_kafka_ConfigEntry_t** entries = rd_kafka_ConfigResource_configs(said, &count);
     std::string retention;
     std::string policy;
+    std::string bytes;
     for (std::size_t i = 0; i < count; ++i) {
         const std::string_view name = rd_kafka_ConfigEntry_name(entries[i]);
         const char* value = rd_kafka_ConfigEntry_value(entries[i]);
         if (value == nullptr) continue;
         if (name == "retention.ms") retention = value;
         if (name == "cleanup.policy") policy = value;
+        if (name == "retention.bytes") bytes = value;
     }
+    topic.may_lose =
+        policy.find("compact") != std::string::npos || (!bytes.empty() && !bytes.starts_with('-'));
     if (policy.find("delete") == std::string::npos) {
         topic.about_retention = "cleanup.policy is " + policy;
         return;
@@ -137,14 +145,48 @@ base::Result<std::vector<TopicFacts>> look_at_topics(const Cluster& cluster,
     return found;
 }
 
+#if RD_KAFKA_VERSION >= 0x02030000
+base::Result<std::string> topic_id_of(rd_kafka_t* client, const std::string& topic,
+                                      milliseconds within) {
+    const std::string doing = "asking for the id of the topic " + topic;
+    const char* name = topic.c_str();
+    const TopicNames names(rd_kafka_TopicCollection_of_topic_names(&name, 1));
+    auto event = asked(client, doing, within,
+                       [&](const rd_kafka_AdminOptions_t* options, rd_kafka_queue_t* queue) {
+                           rd_kafka_DescribeTopics(client, names.get(), options, queue);
+                       });
+    if (!event) return std::move(event.error());
+    std::size_t count = 0;
+    const rd_kafka_TopicDescription_t** said = rd_kafka_DescribeTopics_result_topics(
+        rd_kafka_event_DescribeTopics_result(event->get()), &count);
+    if (count != 1) return error_of(RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART, doing);
+    const rd_kafka_error_t* error = rd_kafka_TopicDescription_error(said[0]);
+    if (const auto code = rd_kafka_error_code(error); code != RD_KAFKA_RESP_ERR_NO_ERROR)
+        return error_of(code, doing);
+    const rd_kafka_Uuid_t* id = rd_kafka_TopicDescription_topic_id(said[0]);
+    // A broker before 2.8 has none: the library then says zero.
+    if (id == nullptr || (rd_kafka_Uuid_most_significant_bits(id) == 0 &&
+                          rd_kafka_Uuid_least_significant_bits(id) == 0))
+        return std::string{};
+    return std::string(rd_kafka_Uuid_base64str(id));
+}
+#else
+base::Result<std::string> topic_id_of(rd_kafka_t*, const std::string&, milliseconds) {
+    return std::string{};
+}
+#endif
+
 base::Result<void> ensure_topic(const Cluster& cluster, const std::string& topic,
-                                milliseconds within) {
+                                milliseconds within, const TopicShape& shape) {
     auto client = client_for(cluster);
     if (!client) return std::move(client.error());
     std::array<char, 256> text{};
-    const NewTopic fresh(rd_kafka_NewTopic_new(topic.c_str(), kBrokersDefault, kBrokersDefault,
-                                               text.data(), text.size()));
+    const NewTopic fresh(rd_kafka_NewTopic_new(topic.c_str(),
+                                               shape.partitions.value_or(kBrokersDefault),
+                                               kBrokersDefault, text.data(), text.size()));
     if (fresh == nullptr) return invalid("kafka: the topic " + topic + ": " + text.data());
+    for (const auto& [name, value] : shape.settings)
+        rd_kafka_NewTopic_set_config(fresh.get(), name.c_str(), value.c_str());
     const std::string doing = "making the topic " + topic;
     auto event = asked(client->get(), doing, within,
                        [&](const rd_kafka_AdminOptions_t* options, rd_kafka_queue_t* queue) {

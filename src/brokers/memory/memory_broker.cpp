@@ -54,6 +54,15 @@ MemoryBroker::~MemoryBroker() {
 
 void MemoryBroker::create_topic(const std::string& topic, std::int32_t partitions) {
     for (std::int32_t number = 0; number < partitions; ++number) logs_[{topic, number}];
+    topic_ids_.try_emplace(topic, "topic-" + std::to_string(++topics_made_));
+}
+
+void MemoryBroker::recreate_topic(const std::string& topic, std::int32_t partitions) {
+    const auto of_topic = [&](const auto& entry) { return entry.first.topic == topic; };
+    std::erase_if(logs_, of_topic);
+    for (auto& [name, group] : groups_) std::erase_if(group.commits, of_topic);
+    topic_ids_.erase(topic);
+    create_topic(topic, partitions);
 }
 
 std::int64_t MemoryBroker::append(const Partition& where, Entry entry) {

@@ -35,6 +35,11 @@ class MemoryBroker {
     ~MemoryBroker();
 
     void create_topic(const std::string& topic, std::int32_t partitions);
+    /// Deletes the topic and makes another one under its name: empty, with an id of its own; what
+    /// groups have committed of it is gone. Assignments stay and are out of range.
+    void recreate_topic(const std::string& topic, std::int32_t partitions);
+    /// False: Source::topic_id() answers as a library that cannot ask for it.
+    void tell_topic_ids(bool told) { topic_ids_told_ = told; }
     /// Its offset. The topic must exist.
     std::int64_t append(const Partition& where, Entry entry);
     /// Offsets that hold nothing: compaction, markers. The next append lies behind them.
@@ -96,6 +101,9 @@ class MemoryBroker {
     std::vector<Partition> partitions_of(const Group& group) const;
 
     std::map<Partition, Log> logs_;
+    std::map<std::string, std::string> topic_ids_;
+    std::uint64_t topics_made_ = 0;
+    bool topic_ids_told_ = true;
     std::map<std::string, Group> groups_;
     bool commits_fail_ = false;
     std::optional<base::Error> publishing_fails_;

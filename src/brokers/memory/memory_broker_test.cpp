@@ -40,6 +40,25 @@ TEST_F(MemoryBrokerTest, commits_the_lowest_unfinished_and_passes_holes) {
     EXPECT_EQ(broker.committed("g", {"t", 0}), 7) << "the end";
 }
 
+TEST_F(MemoryBrokerTest, a_topic_made_anew_under_its_name_has_another_id_and_nothing_of_the_old) {
+    auto source = broker.join("g", {"t"});
+    RecordingListener listener(*source);
+    ASSERT_TRUE(source->start(listener));
+    broker.pump();
+    const auto id = source->topic_id("t", kNow);
+    ASSERT_TRUE(id);
+    EXPECT_EQ(*source->topic_id("t", kNow), *id);
+    broker.recreate_topic("t", 2);
+    EXPECT_NE(*source->topic_id("t", kNow), *id);
+    EXPECT_EQ(broker.end({"t", 0}), 0);
+    EXPECT_EQ(broker.committed("g", {"t", 0}), -1);
+    broker.pump();
+    EXPECT_TRUE(listener.wait_problem(ProblemKind::out_of_range)) << "its positions mean nothing";
+    EXPECT_FALSE(source->topic_id("none", kNow));
+    broker.tell_topic_ids(false);
+    EXPECT_EQ(*source->topic_id("t", kNow), "");
+}
+
 TEST_F(MemoryBrokerTest, a_rebalance_releases_before_it_assigns_and_the_unfinished_come_again) {
     auto first = broker.join("g", {"t"});
     RecordingListener at_first(*first, {.drain = false});

@@ -128,6 +128,14 @@ base::Result<std::vector<CommittedPosition>> MemorySource::committed(std::chrono
     return out;
 }
 
+base::Result<std::string> MemorySource::topic_id(const std::string& topic,
+                                                 std::chrono::milliseconds) {
+    const auto at = broker_.topic_ids_.find(topic);
+    if (at == broker_.topic_ids_.end())
+        return base::Error{.code = base::ErrorCode::io, .detail = "memory: no topic " + topic};
+    return broker_.topic_ids_told_ ? at->second : std::string{};
+}
+
 SourceTraits MemorySource::traits() const {
     return {.name = "memory (group " + group_ + ")",
             .commits_positions = true,

@@ -48,6 +48,8 @@ class MemorySource final : public Source {
     base::Result<GroupDescription> describe(std::chrono::milliseconds within) override;
     base::Result<std::vector<CommittedPosition>> committed(
         std::chrono::milliseconds within) override;
+    base::Result<std::string> topic_id(const std::string& topic,
+                                       std::chrono::milliseconds within) override;
     [[nodiscard]] SourceTraits traits() const override;
     [[nodiscard]] base::SteadyTime last_poll() const override { return now_; }
     /// Does not wait: what is not drained by the listener's `revoked` is given up.

@@ -54,7 +54,8 @@ base::Result<std::unique_ptr<Publisher>> make_publisher(PublisherConfig config) 
 Publishing::Publishing(PublisherConfig config, Endpoint endpoint)
     : config_(std::move(config)),
       connection_(std::move(endpoint), config_.name + " publisher", config_.ca_file,
-                  config_.heartbeat) {
+                  config_.heartbeat),
+      problem_(config_.problem) {
     thread_ = std::thread([this] { run(); });
 }
 
@@ -90,6 +91,10 @@ void Publishing::publish(Outgoing message, PublishDone done) {
 bool Publishing::flush(milliseconds within) {
     std::unique_lock lock(mutex_);
     return all_decided_.wait_for(lock, within, [this] { return undecided_ == 0; });
+}
+
+void Publishing::on_problem(std::function<void(const Problem&)> told) {
+    mailbox_.post([this, told = std::move(told)]() mutable { problem_ = std::move(told); });
 }
 
 void Publishing::stop(milliseconds within) {
@@ -148,7 +153,7 @@ void Publishing::run() {
 }
 
 void Publishing::tell(ProblemKind kind, const std::string& text) {
-    if (config_.problem) config_.problem({.kind = kind, .text = "rabbitmq: publisher: " + text});
+    if (problem_) problem_({.kind = kind, .text = "rabbitmq: publisher: " + text});
 }
 
 void Publishing::connect() {
@@ -358,7 +363,8 @@ void Publishing::expire() {
 void Publishing::lose(const std::string& why) {
     connection_.drop();
     next_try_ = Clock::now() + backoff_.next();
-    blocked_ = false;
+    if (std::exchange(blocked_, false))
+        tell(ProblemKind::unblocked, "the connection over which it took no messages is gone");
     reachable_ = false;
     last_problem_ = why;
     tell(ProblemKind::unreachable, why);

@@ -18,6 +18,7 @@ class Publishing final : public Publisher {
 
     void publish(Outgoing message, PublishDone done) override;
     bool flush(std::chrono::milliseconds within) override;
+    void on_problem(std::function<void(const Problem&)> told) override;
     void stop(std::chrono::milliseconds within) override;
 
   private:
@@ -59,6 +60,7 @@ class Publishing final : public Publisher {
     bool ended_ = false;
 
     // The I/O thread's.
+    std::function<void(const Problem&)> problem_;
     std::deque<Item> queue_;              ///< Not sent.
     std::map<std::uint64_t, Item> sent_;  ///< By delivery tag; not confirmed.
     std::uint64_t last_tag_ = 0;

@@ -73,6 +73,18 @@ base::Result<bool> target_exists(const Access& access, const std::string& queue,
 /// Makes the queue, durable and of type quorum, unless there is one of that name. Blocks.
 base::Result<void> ensure_queue(const Access& access, const std::string& queue);
 
+/// A queue in which messages wait, and from which they then go to another one: durable, quorum,
+/// with a time to live, dead lettering at least once and no bound but to refuse. So a message stays
+/// in it until the target has taken it.
+struct DelayQueue {
+    std::string name;
+    std::string target;
+    std::chrono::milliseconds delay{0};
+};
+/// Whether there is one. `make`: it is made if it is missing. Blocks. invalid_argument: there is a
+/// queue of that name that is none such; else the broker cannot be asked.
+base::Result<bool> delay_queue(const Access& access, const DelayQueue& queue, bool make);
+
 struct Endpoint {
     bool tls = false;
     std::string host = "localhost";

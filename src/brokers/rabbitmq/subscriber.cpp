@@ -14,6 +14,7 @@ namespace {
 
 constexpr milliseconds kIdle{500};       // heartbeats are looked at
 constexpr milliseconds kAckDelay{5};     // a finished message waits for others that long
+constexpr milliseconds kGather{1};       // after some came: what follows is read together
 constexpr milliseconds kAllDelay{1000};  // what a crash would give again meanwhile
 constexpr std::size_t kAckBatchMax = 250;
 constexpr std::size_t kHandedOverMax = 500;
@@ -92,15 +93,19 @@ void Subscriber::begin(const AssignmentPtr& assignment, std::optional<std::int64
 
 std::size_t Subscriber::settle(std::span<const Receipt> receipts) {
     std::size_t settled = 0;
-    const AssignmentPtr* last = nullptr;
-    for (const Receipt& receipt : receipts) {
-        settled += subscription_of(receipt.assignment)
-                       .settle(static_cast<std::uint64_t>(receipt.position));
-        last = &receipt.assignment;
+    for (std::span<const Receipt> rest = receipts; !rest.empty();) {
+        const AssignmentPtr& which = rest.front().assignment;
+        const auto end = std::find_if(rest.begin(), rest.end(), [&which](const Receipt& one) {
+            return one.assignment != which;
+        });
+        const auto count = static_cast<std::size_t>(end - rest.begin());
+        settled += subscription_of(which).settle(rest.first(count));
+        rest = rest.subspan(count);
     }
     if (settled == 0) return 0;
     const bool first = !ack_pending_.exchange(true);
-    if (first || subscription_of(*last).finished() >= ack_batch_) mailbox_.wake();
+    if (first || subscription_of(receipts.back().assignment).finished() >= ack_batch_)
+        mailbox_.wake();
     return settled;
 }
 
@@ -225,9 +230,14 @@ void Subscriber::run() {
         if (leave_at_) leave();
         if (done_) break;
         if (!connection_.is_open() && !leave_at_ && now >= next_try_) connect();
-        if (connection_.is_open()) read();
+        const std::size_t came = connection_.is_open() ? read() : 0;
         hand_over();
         acknowledge(false);
+        // The broker writes some messages at a time: they would wake three threads here each time.
+        if (came > 0 && connection_.is_open() && !leave_at_) {
+            mailbox_.wait(-1, kGather);
+            continue;
+        }
         milliseconds wait = kIdle;
         if (ack_pending_ || leave_at_) wait = kAckDelay;
         if (!connection_.is_open())
@@ -318,9 +328,9 @@ void Subscriber::subscribe() {
     last_problem_.clear();
 }
 
-void Subscriber::read() {
+std::size_t Subscriber::read() {
     // As many as the prefetch lets come: bounded.
-    for (;;) {
+    for (std::size_t came = 0;;) {
         amqp_maybe_release_buffers(connection_.state());
         amqp_envelope_t envelope{};
         const timeval now{};
@@ -329,21 +339,26 @@ void Subscriber::read() {
         if (reply.reply_type == AMQP_RESPONSE_NORMAL) {
             on_delivery(envelope);
             amqp_destroy_envelope(&envelope);
+            ++came;
             continue;
         }
-        if (reply.library_error == AMQP_STATUS_TIMEOUT) return;
-        if (reply.library_error != AMQP_STATUS_UNEXPECTED_STATE)
-            return lose(ProblemKind::unreachable, reply_error(reply, "reading").detail);
+        if (reply.library_error == AMQP_STATUS_TIMEOUT) return came;
+        if (reply.library_error != AMQP_STATUS_UNEXPECTED_STATE) {
+            lose(ProblemKind::unreachable, reply_error(reply, "reading").detail);
+            return 0;
+        }
         auto frame = connection_.next_frame();
-        if (!frame) return lose(ProblemKind::unreachable, frame.error().detail);
-        if (!*frame) return;
-        if (!on_frame(**frame)) return;
+        if (!frame) {
+            lose(ProblemKind::unreachable, frame.error().detail);
+            return 0;
+        }
+        if (!*frame) return came;
+        if (!on_frame(**frame)) return 0;
     }
 }
 
 void Subscriber::on_delivery(const amqp_envelope_t& envelope) {
     if (current_ == nullptr) return;
-    current_->arrive(envelope.delivery_tag);
     const amqp_basic_properties_t& from = envelope.message.properties;
     std::vector<Header> headers;
     std::vector<std::optional<std::string>> texts;
@@ -354,6 +369,7 @@ void Subscriber::on_delivery(const amqp_envelope_t& envelope) {
             texts.push_back(text_of(one.value));
             headers.push_back({.name = view(one.key), .value = texts.back()});
         }
+        look_at_count(headers);
     }
     Delivery delivery = make_delivery(
         {.assignment = current_, .position = static_cast<std::int64_t>(envelope.delivery_tag)},
@@ -363,6 +379,23 @@ void Subscriber::on_delivery(const amqp_envelope_t& envelope) {
         delivery.timestamp_ms = static_cast<std::int64_t>(from.timestamp) * 1000;
     delivery.properties = properties_of(envelope);
     waiting_.push_back(std::move(delivery));
+}
+
+// A queue that counts deliveries (quorum) drops what came too often. Nobody can be asked whether it
+// has a limit and an exchange for such messages; the count itself comes with what comes again.
+void Subscriber::look_at_count(std::span<const Header> headers) {
+    if (counting_told_ || (config_.declare && !config_.declare->dead_letter_exchange.empty()))
+        return;
+    const auto count = std::find_if(headers.begin(), headers.end(), [](const Header& one) {
+        return one.name == "x-delivery-count";
+    });
+    if (count == headers.end() || !count->value) return;
+    counting_told_ = true;
+    tell(ProblemKind::notice, "it counts deliveries, and a message came again (count " +
+                                  std::string(*count->value) +
+                                  "): at its delivery limit (20 by default since RabbitMQ 4) the "
+                                  "broker drops a message, unless the queue or a policy names a "
+                                  "dead-letter exchange: name one");
 }
 
 // False: the connection is gone.
@@ -383,13 +416,19 @@ bool Subscriber::on_frame(const amqp_frame_t& frame) {
 
 void Subscriber::hand_over() {
     if (current_ == nullptr || current_->paused || revoked_) return;
-    std::vector<Delivery> batch;
-    while (!waiting_.empty() && current_->unsettled() < window_ && batch.size() < kHandedOverMax) {
-        current_->hand_over();
-        batch.push_back(std::move(waiting_.front()));
-        waiting_.pop_front();
+    const std::size_t window = window_;
+    const std::size_t out = current_->unsettled();
+    std::size_t room = std::min(waiting_.size(), window > out ? window - out : 0);
+    while (room > 0) {
+        const std::size_t count = std::min(room, kHandedOverMax);
+        const auto end = waiting_.begin() + static_cast<std::ptrdiff_t>(count);
+        std::vector<Delivery> batch(std::make_move_iterator(waiting_.begin()),
+                                    std::make_move_iterator(end));
+        waiting_.erase(waiting_.begin(), end);
+        room -= count;
+        current_->hand_over(batch);
+        listener_->delivered(std::move(batch));
     }
-    if (!batch.empty()) listener_->delivered(std::move(batch));
 }
 
 void Subscriber::acknowledge(bool all) {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <span>
 #include <thread>
 
 #include "brokers/rabbitmq/connection.hpp"
@@ -20,11 +21,15 @@ class Subscription final : public Assignment {
         : Assignment(Partition{queue, 0}, epoch), tags_(singles_above) {}
 
     // ---- any thread
-    bool settle(std::uint64_t tag) {
+    /// How many of them were unsettled. They are of this subscription.
+    std::size_t settle(std::span<const Receipt> receipts) {
         const std::lock_guard lock(mutex_);
-        if (void_ || !tags_.finish(tag)) return false;
-        --unsettled_;
-        return true;
+        if (void_) return 0;
+        std::size_t settled = 0;
+        for (const Receipt& receipt : receipts)
+            settled += tags_.finish(static_cast<std::uint64_t>(receipt.position)) ? 1 : 0;
+        unsettled_ -= settled;
+        return settled;
     }
     [[nodiscard]] std::size_t unsettled() const {
         const std::lock_guard lock(mutex_);
@@ -37,15 +42,13 @@ class Subscription final : public Assignment {
     void set_drained() { drained_ = true; }
 
     // ---- the I/O thread
-    void arrive(std::uint64_t tag) {
+    /// These are handed to the listener, in the order of their tags.
+    void hand_over(std::span<const Delivery> messages) {
         const std::lock_guard lock(mutex_);
-        tags_.deliver(tag);
-        last_tag = tag;
-    }
-    /// Handed to the listener.
-    void hand_over() {
-        const std::lock_guard lock(mutex_);
-        ++unsettled_;
+        for (const Delivery& message : messages)
+            tags_.deliver(static_cast<std::uint64_t>(message.position()));
+        unsettled_ += messages.size();
+        last_tag = static_cast<std::uint64_t>(messages.back().position());
     }
     std::vector<core::TagAcknowledgement> take(bool all) {
         const std::lock_guard lock(mutex_);
@@ -107,8 +110,10 @@ class Subscriber final : public Source {
     void connect();
     std::optional<base::Error> set_up();
     void subscribe();
-    void read();
+    /// How many messages came.
+    std::size_t read();
     void on_delivery(const amqp_envelope_t& envelope);
+    void look_at_count(std::span<const Header> headers);
     bool on_frame(const amqp_frame_t& frame);
     void hand_over();
     /// What is finished, when its time has come; `all`: everything, at once.
@@ -150,6 +155,7 @@ class Subscriber final : public Source {
     base::SteadyTime all_at_{};  ///< When those behind a stuck message are acknowledged, too.
     std::optional<base::SteadyTime> leave_at_;
     bool revoked_ = false;
+    bool counting_told_ = false;
     std::string last_problem_;
     bool reachable_ = true;
     bool done_ = false;

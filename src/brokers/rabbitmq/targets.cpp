@@ -2,6 +2,8 @@
 #include <amqp.h>
 #include <amqp_framing.h>
 
+#include <array>
+
 #include "brokers/rabbitmq/connection.hpp"
 
 namespace semel::brokers::rabbitmq {
@@ -19,13 +21,16 @@ base::Result<std::unique_ptr<Connection>> connected(const Access& access) {
     return connection;
 }
 
-/// Whether the broker closed the channel because what was asked for does not exist.
-bool not_found(const amqp_rpc_reply_t& reply) {
-    return reply.reply_type == AMQP_RESPONSE_SERVER_EXCEPTION &&
-           reply.reply.id == AMQP_CHANNEL_CLOSE_METHOD &&
-           static_cast<const amqp_channel_close_t*>(reply.reply.decoded)->reply_code ==
-               AMQP_NOT_FOUND;
+/// Why the broker closed the channel over what was asked; 0: it did not.
+int refusal(const amqp_rpc_reply_t& reply) {
+    if (reply.reply_type != AMQP_RESPONSE_SERVER_EXCEPTION ||
+        reply.reply.id != AMQP_CHANNEL_CLOSE_METHOD)
+        return 0;
+    return static_cast<const amqp_channel_close_t*>(reply.reply.decoded)->reply_code;
 }
+
+/// Whether the broker closed the channel because what was asked for does not exist.
+bool not_found(const amqp_rpc_reply_t& reply) { return refusal(reply) == AMQP_NOT_FOUND; }
 
 base::Result<bool> found(Connection& connection, const std::string& queue,
                          const std::string& exchange) {
@@ -72,6 +77,50 @@ base::Result<void> ensure_queue(const Access& access, const std::string& queue) 
         return std::move(*error);
     (*connection)->close();
     return {};
+}
+
+base::Result<bool> delay_queue(const Access& access, const DelayQueue& queue, bool make) {
+    auto exists = target_exists(access, queue.name, {});
+    if (!exists) return std::move(exists.error());
+    if (!*exists && !make) return false;
+    auto connection = connected(access);
+    if (!connection) return std::move(connection.error());
+    std::array<amqp_table_entry_t, 6> entries{};
+    std::size_t used = 0;
+    const auto text = [&](const char* key, amqp_bytes_t value) {
+        entries[used].key = amqp_cstring_bytes(key);
+        entries[used].value.kind = AMQP_FIELD_KIND_UTF8;
+        entries[used++].value.value.bytes = value;
+    };
+    text("x-queue-type", amqp_cstring_bytes("quorum"));
+    text("x-dead-letter-exchange", amqp_cstring_bytes(""));
+    text("x-dead-letter-routing-key", bytes(queue.target));
+    // With these two a message leaves the queue only once the target has confirmed it.
+    text("x-dead-letter-strategy", amqp_cstring_bytes("at-least-once"));
+    text("x-overflow", amqp_cstring_bytes("reject-publish"));
+    entries[used].key = amqp_cstring_bytes("x-message-ttl");
+    entries[used].value.kind = AMQP_FIELD_KIND_I64;
+    entries[used++].value.value.i64 = queue.delay.count();
+    const amqp_connection_state_t state = (*connection)->state();
+    amqp_queue_declare(state, work_channel, bytes(queue.name), 0, 1, 0, 0,
+                       {.num_entries = static_cast<int>(used), .entries = entries.data()});
+    const amqp_rpc_reply_t reply = amqp_get_rpc_reply(state);
+    if (reply.reply_type == AMQP_RESPONSE_NORMAL) {
+        (*connection)->close();
+        return true;
+    }
+    // Who may publish need not be allowed to declare: what there is has to be believed then.
+    const int code = refusal(reply);
+    if (*exists && code == AMQP_ACCESS_REFUSED) return true;
+    base::Error error =
+        reply_error(reply, (make ? "making the queue " : "looking at the queue ") + queue.name);
+    if (code == AMQP_PRECONDITION_FAILED || code == AMQP_RESOURCE_LOCKED) {
+        error.code = base::ErrorCode::invalid_argument;
+        error.detail +=
+            ": there is a queue of that name that is made otherwise, and messages in it "
+            "might be lost, or never come back; delete it once it is empty";
+    }
+    return error;
 }
 
 }  // namespace semel::brokers::rabbitmq

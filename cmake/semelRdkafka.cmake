@@ -1,0 +1,20 @@
+# semel::rdkafka, what the Kafka leaf links. Here for the build and, installed, for find_package(semel).
+# semel_rdkafka(): the installed package's shared library. semel_rdkafka(ARCHIVE): the static one that the build made, with what
+# that links.
+function(semel_rdkafka)
+    if(TARGET semel::rdkafka)
+        return()
+    endif()
+    find_package(PkgConfig REQUIRED)
+    if(ARGC EQUAL 0)
+        pkg_check_modules(rdkafka REQUIRED QUIET IMPORTED_TARGET GLOBAL rdkafka)
+        add_library(semel::rdkafka INTERFACE IMPORTED GLOBAL)
+        target_link_libraries(semel::rdkafka INTERFACE PkgConfig::rdkafka)
+        return()
+    endif()
+    find_package(Threads REQUIRED)
+    pkg_check_modules(rdkafka_links REQUIRED QUIET IMPORTED_TARGET GLOBAL libcurl libsasl2 libzstd liblz4 zlib libssl libcrypto)
+    add_library(semel::rdkafka STATIC IMPORTED GLOBAL)
+    set_target_properties(semel::rdkafka PROPERTIES IMPORTED_LOCATION ${ARGV0})
+    target_link_libraries(semel::rdkafka INTERFACE PkgConfig::rdkafka_links Threads::Threads m ${CMAKE_DL_LIBS})
+endfunction()
