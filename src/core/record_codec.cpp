@@ -85,11 +85,11 @@ class Writer {
 
     void byte(std::uint8_t value) { out_ += static_cast<char>(value); }
     void varint(std::uint64_t value) {
-        while (value >= 0x80) {
-            byte(static_cast<std::uint8_t>(value | 0x80));
-            value >>= 7;
-        }
-        byte(static_cast<std::uint8_t>(value));
+        std::array<char, 10> bytes;  // seven bits each
+        std::size_t size = 0;
+        for (; value >= 0x80; value >>= 7) bytes[size++] = static_cast<char>(value | 0x80);
+        bytes[size++] = static_cast<char>(value);
+        out_.append(bytes.data(), size);
     }
     void signed_varint(std::int64_t value) { varint(zigzag(value)); }
     void text(std::string_view value) {

@@ -470,6 +470,14 @@ FencingToken next_token(FencingToken previous, StoreTime now) {
     return {std::max(previous.value + 1, time)};
 }
 
+Transition decide(const RecordPtr& found, Acquire&& operation, StoreTime now) {
+    return Decision(found, now)(std::move(operation));
+}
+
+Transition decide(const RecordPtr& found, Complete&& operation, StoreTime now) {
+    return Decision(found, now)(std::move(operation));
+}
+
 Transition decide(const RecordPtr& found, Operation operation, StoreTime now) {
     Decision decision(found, now);
     return std::visit([&](auto& op) { return decision(std::move(op)); }, operation);

@@ -25,6 +25,9 @@ struct Transition {
 /// A record that expired by `now` counts as absent, except that its token stays the lower bound of the next one: pass the
 /// expired record itself. `operation` is consumed (its answer's body moves into the record).
 Transition decide(const RecordPtr& found, Operation operation, StoreTime now);
+/// The same for the two that come most, without a variant around them.
+Transition decide(const RecordPtr& found, Acquire&& operation, StoreTime now);
+Transition decide(const RecordPtr& found, Complete&& operation, StoreTime now);
 
 /// The token of the next grant: above the previous one, and not below the store's time.
 FencingToken next_token(FencingToken previous, StoreTime now);

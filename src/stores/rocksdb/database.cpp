@@ -146,11 +146,22 @@ std::vector<rocksdb::ColumnFamilyDescriptor> families(const DatabaseOptions& opt
     meta.write_buffer_size = meta_memtable_bytes;
     meta.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
 
+    // What is written here goes again soon: most of it before it reaches a table.
+    rocksdb::ColumnFamilyOptions claims = base;
+    claims.write_buffer_size = other_memtable_bytes;
+    claims.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+
+    rocksdb::ColumnFamilyOptions expiries = base;
+    expiries.write_buffer_size = other_memtable_bytes;
+    expiries.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+
     return {{layout::meta_family, meta},
             {layout::index_family, index},
             {layout::answers_family, answers},
             {layout::chunks_family, others},
-            {layout::conversations_family, others}};
+            {layout::conversations_family, others},
+            {layout::claims_family, claims},
+            {layout::expiries_family, expiries}};
 }
 
 /// RocksDB says what a recovery left out only in its log: `<file>: dropping 123 bytes; <why>`.
@@ -180,7 +191,7 @@ DatabaseOptions make_database_options(std::string path, bool sync, std::size_t b
 Database::~Database() {
     if (!db) return;
     rocksdb::CancelAllBackgroundWork(db.get(), true);
-    for (rocksdb::ColumnFamilyHandle* handle : {meta, index, answers, chunks, conversations}) {
+    for (rocksdb::ColumnFamilyHandle* handle : families()) {
         if (handle != nullptr) db->DestroyColumnFamilyHandle(handle).PermitUncheckedError();
     }
     db->Close().PermitUncheckedError();
@@ -222,6 +233,8 @@ base::Result<std::unique_ptr<Database>> open_once(const DatabaseOptions& options
     database->answers = handles[2];
     database->chunks = handles[3];
     database->conversations = handles[4];
+    database->claims = handles[5];
+    database->expiries = handles[6];
     read_drops(said, *database);
     return database;
 }
@@ -261,8 +274,7 @@ base::Result<std::unique_ptr<Database>> open_database(const DatabaseOptions& opt
 
 rocksdb::Status forget_old_values(Database& database) {
     // The log holds all families: it can go when none of them needs it any more.
-    rocksdb::Status status = database.db->Flush(
-        {}, {database.meta, database.index, database.answers, database.chunks, database.conversations});
+    rocksdb::Status status = database.db->Flush({}, database.families());
     if (!status.ok()) return status;
     rocksdb::CompactRangeOptions all;
     all.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForce;

@@ -36,6 +36,9 @@ struct Database {
     Database(const Database&) = delete;
     Database& operator=(const Database&) = delete;
     ~Database();
+    [[nodiscard]] std::vector<rocksdb::ColumnFamilyHandle*> families() const {
+        return {meta, index, answers, chunks, conversations, claims, expiries};
+    }
 
     std::unique_ptr<rocksdb::DB> db;
     rocksdb::ColumnFamilyHandle* meta = nullptr;
@@ -43,6 +46,8 @@ struct Database {
     rocksdb::ColumnFamilyHandle* answers = nullptr;
     rocksdb::ColumnFamilyHandle* chunks = nullptr;
     rocksdb::ColumnFamilyHandle* conversations = nullptr;
+    rocksdb::ColumnFamilyHandle* claims = nullptr;
+    rocksdb::ColumnFamilyHandle* expiries = nullptr;
     /// A flush or compaction failed: no write will succeed until the database is opened again.
     std::shared_ptr<std::atomic<bool>> background_failed;
     std::uint64_t log_bytes_dropped = 0;  ///< By the recovery of this opening.

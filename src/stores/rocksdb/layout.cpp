@@ -59,6 +59,28 @@ std::optional<AnswerKey> decode_answer_key(std::string_view bytes) {
     return AnswerKey{{static_cast<std::int64_t>(get_u64(bytes))}, get_u64(bytes.substr(8))};
 }
 
+std::string claims_key(std::uint64_t number) {
+    std::string out;
+    put_u64(out, number);
+    return out;
+}
+
+void put_claim(std::string& into, const core::StoredKey& key, std::string_view record) {
+    into += key.view();
+    put_u32(into, static_cast<std::uint32_t>(record.size()));
+    into += record;
+}
+
+std::optional<Claim> take_claim(std::string_view& bytes) {
+    constexpr std::size_t key_bytes = sizeof(core::StoredKey::bytes);
+    if (bytes.size() < key_bytes + 4) return std::nullopt;
+    const std::size_t size = get_u32(bytes.substr(key_bytes));
+    if (bytes.size() - key_bytes - 4 < size) return std::nullopt;
+    const Claim claim{*stored_key(bytes.substr(0, key_bytes)), bytes.substr(key_bytes + 4, size)};
+    bytes.remove_prefix(key_bytes + 4 + size);
+    return claim;
+}
+
 std::string chunk_prefix(const core::StoredKey& key, core::FencingToken token) {
     std::string out(key.view());
     put_u64(out, token.value);

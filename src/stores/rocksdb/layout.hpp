@@ -12,12 +12,15 @@ namespace semel::stores::layout {
 
 inline constexpr const char* index_family = "index";
 inline constexpr const char* answers_family = "answers";
+inline constexpr const char* claims_family = "claims";
+inline constexpr const char* expiries_family = "expiries";
 inline constexpr const char* chunks_family = "chunks";
 inline constexpr const char* conversations_family = "conversations";
 inline constexpr const char* meta_family = "default";
 
 /// Beside RocksDB's files, so that a directory of a newer version is recognised before anything in it is touched.
 inline constexpr const char* version_file = "SEMEL_LAYOUT";
+inline constexpr const char* new_version_file = "SEMEL_LAYOUT.new";  ///< While it is written.
 
 // ---- index: StoredKey -> the record itself while it is undecided, else where it lies.
 
@@ -35,8 +38,23 @@ std::optional<AnswerKey> decode_answer_key(std::string_view bytes);
 
 /// First byte of a value in `index`.
 inline constexpr char index_holds_record = 'U';
+inline constexpr char index_holds_decided = 'R';  ///< The record of a decided message follows; `expiries` says when it goes.
 inline constexpr char index_points = 'D';
 // A value in `answers`: the StoredKey, then the record's encoding with its body.
+
+// ---- expiries: AnswerKey -> StoredKeys one behind the other, of decided records that the index holds.
+
+// ---- claims: number -> claims of one group of the writer, one behind the other. Each names its key, and stands for as long as
+// the index holds nothing of its key with the same or a higher token.
+std::string claims_key(std::uint64_t number);
+/// Adds a claim: the key, and the record's encoding.
+void put_claim(std::string& into, const core::StoredKey& key, std::string_view record);
+struct Claim {
+    core::StoredKey key;
+    std::string_view record;
+};
+/// Takes the first claim from `bytes`; empty if they are damaged.
+std::optional<Claim> take_claim(std::string_view& bytes);
 
 // ---- chunks: StoredKey, token, n -> bytes
 /// The `n` under which a purged record leaves word how long its chunks stay: a slow reader may still be fetching them.

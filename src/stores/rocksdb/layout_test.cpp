@@ -61,5 +61,25 @@ TEST(Layout, a_turn_whose_lengths_point_behind_its_end_is_refused) {
     EXPECT_FALSE(decode_turn(1, bytes));
 }
 
+TEST(Layout, claims_come_back_in_order_and_cut_ones_are_refused) {
+    std::string bytes;
+    put_claim(bytes, key, "first");
+    put_claim(bytes, base::sha256("b"), "");
+    std::string_view rest = bytes;
+    const auto first = take_claim(rest);
+    ASSERT_TRUE(first);
+    EXPECT_EQ(first->key, key);
+    EXPECT_EQ(first->record, "first");
+    const auto second = take_claim(rest);
+    ASSERT_TRUE(second);
+    EXPECT_EQ(second->key, base::sha256("b"));
+    EXPECT_EQ(second->record, "");
+    EXPECT_TRUE(rest.empty());
+    rest = std::string_view(bytes).substr(0, 36 + 4);  // of "first" only "firs"
+    EXPECT_FALSE(take_claim(rest));
+    rest = std::string_view(bytes).substr(0, 35);
+    EXPECT_FALSE(take_claim(rest));
+}
+
 }  // namespace
 }  // namespace semel::stores::layout

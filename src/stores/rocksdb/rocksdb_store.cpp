@@ -17,15 +17,16 @@
 #include <shared_mutex>
 #include <thread>
 #include <type_traits>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/fault_point.hpp"
 #include "core/record_codec.hpp"
 #include "core/transition.hpp"
+#include "stores/rocksdb/claim_groups.hpp"
 #include "stores/rocksdb/database.hpp"
 #include "stores/rocksdb/hot_answers.hpp"
+#include "stores/rocksdb/key_table.hpp"
 #include "stores/rocksdb/layout.hpp"
 #include "stores/rocksdb/store_clock.hpp"
 
@@ -51,6 +52,16 @@ constexpr std::uint64_t disk_floor_bytes = 1U << 20;
 constexpr std::size_t purge_step_items = 256;
 /// What one purge looks at to find idle conversations and orphaned chunks; the next goes on behind it.
 constexpr std::size_t purge_look_max = 10'000;
+
+/// With so many acquires at hand their claims are written together, as one entry of `claims`.
+constexpr std::size_t claims_together_min = 8;
+/// A larger record (a turn's, say) is written to the index.
+constexpr std::size_t claim_max_bytes = 512;
+/// Of entries that still hold an open claim, and how many; then the oldest one's open claims are written to the index.
+constexpr std::size_t claims_max_bytes = 8U << 20;
+constexpr std::size_t claims_max_groups = 1024;
+/// The record of a decided message of up to this size lies in the index, a larger one among the answers.
+constexpr std::size_t index_record_max_bytes = 256;
 
 // ---- times
 /// Persisted ahead of the time in use, so that not every grant must write the clock: what a crash may cost in time.
@@ -173,6 +184,7 @@ class RocksDbStore final : public Store {
         const std::lock_guard one_purge(purge_mutex_);
         std::size_t gone = 0;
         if (auto step = purge_records(limit, gone); !step) return step.error();
+        if (auto step = purge_expiries(limit, gone); !step) return step.error();
         if (auto step = purge_conversations(limit, gone); !step) return step.error();
         if (auto step = purge_chunks(); !step) return step.error();
         return gone;
@@ -222,6 +234,19 @@ class RocksDbStore final : public Store {
         std::function<void()> run;
         BatchResults results;
     };
+    /// An undecided record.
+    struct Resident {
+        RecordPtr record;
+        std::uint64_t claims = 0;  ///< The entry of `claims` that its claim lies in; 0: it is in the index.
+    };
+    /// A record as the group leaves it.
+    struct Changed {
+        RecordPtr record;
+        bool claimed = false;  ///< Written among the group's claims, and nothing since.
+        bool indexed = false;  ///< The index holds all of it.
+    };
+    /// Where a record was written.
+    enum class Place : std::uint8_t { index, claims, answers };
     struct ItemAt {
         std::size_t job;
         std::size_t item;
@@ -303,18 +328,31 @@ class RocksDbStore final : public Store {
         return future.get();
     }
 
+    /// The first `limit` of the resident records that `take` wants and that are behind `cursor`, in order. On the writer.
+    template <class Take>
+    std::vector<std::pair<StoredKey, RecordPtr>> first_resident(const std::string& cursor, std::size_t limit, Take take) {
+        std::vector<std::pair<StoredKey, RecordPtr>> found;
+        const std::optional<StoredKey> behind = layout::stored_key(cursor);
+        resident_.each([&](const StoredKey& key, const Resident& entry) {
+            if ((!behind || key > *behind) && take(entry)) found.emplace_back(key, entry.record);
+        });
+        const auto kept = found.begin() + static_cast<std::ptrdiff_t>(std::min(limit, found.size()));
+        std::partial_sort(found.begin(), kept, found.end(),
+                          [](const auto& a, const auto& b) { return a.first < b.first; });
+        found.erase(kept, found.end());
+        return found;
+    }
+
     Result<ScanPage> scan_resident(const ScanFilter& filter, const std::string& cursor, std::size_t limit) {
         return on_writer<ScanPage>([&]() -> Result<ScanPage> {
             ScanPage page{.records = {}, .next = {}, .at = at_};
-            auto it = cursor.empty() ? resident_.begin() : resident_.upper_bound(*layout::stored_key(cursor));
-            for (; it != resident_.end(); ++it) {
-                if (!matches(filter, *it->second, page.at)) continue;
-                if (page.records.size() == limit) {
-                    page.next = std::string(page.records.back().first.view());
-                    break;
-                }
-                page.records.emplace_back(it->first, without_body(it->second));
+            page.records = first_resident(cursor, limit + 1,
+                                          [&](const Resident& one) { return matches(filter, *one.record, page.at); });
+            if (page.records.size() > limit) {
+                page.records.pop_back();
+                page.next = std::string(page.records.back().first.view());
             }
+            for (auto& entry : page.records) entry.second = without_body(entry.second);
             return page;
         });
     }
@@ -322,6 +360,25 @@ class RocksDbStore final : public Store {
     Result<ScanPage> scan_all(const ScanFilter& filter, const std::string& cursor, std::size_t limit) {
         ScanPage page{.records = {}, .next = {}, .at = now()};
         std::vector<std::size_t> live;  // positions of undecided records: memory knows them better than the disk
+        // Before the index is looked at: what leaves `claims` meanwhile is found in both, not in neither.
+        using Claims = std::vector<std::pair<StoredKey, RecordPtr>>;
+        auto claims = on_writer<Claims>([&]() -> Result<Claims> {
+            return first_resident(cursor, limit + 1, [&](const Resident& one) {
+                return one.claims != 0 && matches(filter, *one.record, page.at);
+            });
+        });
+        if (!claims) return claims.error();
+        auto claim = claims->begin();
+        /// False: the page is full, and there is more.
+        const auto add = [&](const StoredKey& key, RecordPtr record) {
+            if (page.records.size() == limit) {
+                page.next = std::string(page.records.back().first.view());
+                return false;
+            }
+            if (resident(*record)) live.push_back(page.records.size());
+            page.records.emplace_back(key, without_body(record));
+            return true;
+        };
         {
             const std::shared_lock lock(database_mutex_);
             if (!database_) return unreadable();
@@ -332,26 +389,33 @@ class RocksDbStore final : public Store {
             const std::unique_ptr<rocksdb::Iterator> it(database_->db->NewIterator(options, database_->index));
             it->Seek(cursor);
             if (!cursor.empty() && it->Valid() && view(it->key()) == cursor) it->Next();
-            for (; it->Valid(); it->Next()) {
+            bool room = true;
+            for (; room && it->Valid(); it->Next()) {
                 const std::optional<StoredKey> key = layout::stored_key(view(it->key()));
                 if (!key) return corrupt("a key of the index has the wrong length");
                 auto record = read_indexed(options, *key, view(it->value()));
                 if (!record) return record.error();
-                if (!matches(filter, **record, page.at)) continue;
-                if (page.records.size() == limit) {
-                    page.next = std::string(page.records.back().first.view());
-                    break;
+                while (room && claim != claims->end() && claim->first < *key) {
+                    room = add(claim->first, claim->second);
+                    ++claim;
                 }
-                if (resident(**record)) live.push_back(page.records.size());
-                page.records.emplace_back(*key, without_body(*record));
+                if (!room) break;
+                if (claim != claims->end() && claim->first == *key) {
+                    // The index may hold what was before the claim.
+                    if (claim->second->token > (*record)->token) *record = claim->second;
+                    ++claim;
+                }
+                if (matches(filter, **record, page.at)) room = add(*key, *record);
             }
+            for (; room && claim != claims->end(); ++claim) room = add(claim->first, claim->second);
             if (!it->status().ok()) return to_error(it->status(), path_, "cannot list records");
         }
         if (live.empty()) return page;
         auto refreshed = on_writer<bool>([&]() -> Result<bool> {
             for (const std::size_t i : live) {
-                const auto it = resident_.find(page.records[i].first);
-                if (it != resident_.end()) page.records[i].second = without_body(it->second);
+                if (const Resident* one = resident_.find(page.records[i].first)) {
+                    page.records[i].second = without_body(one->record);
+                }
             }
             return true;
         });
@@ -391,6 +455,51 @@ class RocksDbStore final : public Store {
             if (!removed) return removed.error();
             gone += *removed;
             purged_until_ = candidates.back().answer_key;
+        }
+        return {};
+    }
+
+    /// An entry of `expiries`, or what a step takes of it.
+    struct Expired {
+        std::string name;
+        StoreTime at;
+        std::vector<StoredKey> keys;
+        std::string rest;  ///< Keys that are left for a later step.
+    };
+
+    Result<void> purge_expiries(std::size_t limit, std::size_t& gone) {
+        while (gone < limit) {
+            std::vector<Expired> entries;
+            {
+                const std::shared_lock lock(database_mutex_);
+                if (!database_) return unreadable();
+                ReadOptions options;
+                options.fill_cache = false;
+                const std::unique_ptr<rocksdb::Iterator> it(database_->db->NewIterator(options, database_->expiries));
+                const StoreTime at = now();
+                std::size_t left = std::min(purge_step_items, limit - gone);
+                for (it->Seek(expiries_purged_until_); it->Valid() && left > 0; it->Next()) {
+                    const auto position = layout::decode_answer_key(view(it->key()));
+                    std::string_view keys = view(it->value());
+                    if (!position || keys.size() % sizeof(StoredKey::bytes) != 0) {
+                        return corrupt("an entry of the expiries cannot be read");
+                    }
+                    if (position->expires > at) break;
+                    Expired& entry =
+                        entries.emplace_back(Expired{it->key().ToString(), position->expires, {}, {}});
+                    for (; !keys.empty() && left > 0; --left) {
+                        entry.keys.push_back(*layout::stored_key(keys.substr(0, sizeof(StoredKey::bytes))));
+                        keys.remove_prefix(sizeof(StoredKey::bytes));
+                    }
+                    entry.rest = keys;
+                }
+                if (!it->status().ok()) return to_error(it->status(), path_, "cannot look for expired records");
+            }
+            if (entries.empty()) return {};
+            auto removed = on_writer<std::size_t>([&]() -> Result<std::size_t> { return remove_expired(entries); });
+            if (!removed) return removed.error();
+            gone += *removed;
+            expiries_purged_until_ = entries.back().name;
         }
         return {};
     }
@@ -522,6 +631,9 @@ class RocksDbStore final : public Store {
     void close() {
         if (broken_ || !database_ || free_bytes(path_) < disk_floor_bytes) return;
         rocksdb::WriteBatch closing;
+        for (const std::uint64_t number : claim_groups_.over()) {
+            closing.Delete(database_->claims, layout::claims_key(number));
+        }
         std::string time;
         layout::put_u64(time, static_cast<std::uint64_t>(clock_->now().us));
         closing.Put(database_->meta, slice(layout::clock_key), time);
@@ -532,6 +644,7 @@ class RocksDbStore final : public Store {
 
     void apply_all(std::vector<Job>& jobs) {
         jobs_ = &jobs;
+        claims_together_ = acquires_of(jobs) >= claims_together_min;
         for (std::size_t j = 0; j < jobs.size(); ++j) {
             Job& job = jobs[j];
             if (job.run) {
@@ -544,7 +657,7 @@ class RocksDbStore final : public Store {
                 item_depends_ = false;
                 job.results.push_back(apply(job.items[i]));
                 if (item_depends_) tentative_.push_back({j, i});
-                if (++group_items_ >= write_batch_max_items || batch_.GetDataSize() >= write_batch_max_bytes) commit();
+                if (++group_items_ >= write_batch_max_items || group_bytes() >= write_batch_max_bytes) commit();
             }
             counters_.items.fetch_add(job.items.size(), std::memory_order_relaxed);
             applied_.push_back(j);
@@ -553,9 +666,24 @@ class RocksDbStore final : public Store {
         jobs_ = nullptr;
     }
 
+    static std::size_t acquires_of(const std::vector<Job>& jobs) {
+        std::size_t count = 0;
+        for (const Job& job : jobs) {
+            count += static_cast<std::size_t>(std::count_if(job.items.begin(), job.items.end(), [](const Item& item) {
+                return std::holds_alternative<core::Acquire>(item.operation);
+            }));
+        }
+        return count;
+    }
+    [[nodiscard]] std::size_t group_bytes() const { return batch_.GetDataSize() + claims_.size(); }
+
     void begin_group() {
         batch_.Clear();
         changed_.clear();
+        claims_.clear();
+        claimed_.clear();
+        expiring_.clear();
+        folded_.clear();
         dirty_chunks_.clear();
         dirty_conversations_.clear();
         tentative_.clear();
@@ -567,12 +695,14 @@ class RocksDbStore final : public Store {
     /// Ends the group: writes it, makes it the state in memory or drops it, answers the jobs that are through.
     bool commit() {
         bool written = true;
-        if (batch_.Count() > 0) {
+        if (batch_.Count() > 0 || !claims_.empty()) {
             base::fault_point("store.write.before");
+            const std::uint64_t claims = claims_.empty() ? 0 : next_number_++;
+            put_group(claims);
             const Result<void> result = write();
             written = result.has_value();
             if (written) {
-                for (auto& [key, record] : changed_) settle(key, std::move(record));
+                settle_group(claims);
             } else {
                 for (const ItemAt& at : tentative_) (*jobs_)[at.job].results[at.item] = result.error();
             }
@@ -587,15 +717,52 @@ class RocksDbStore final : public Store {
         return written;
     }
 
-    /// A written record becomes the state in memory.
-    void settle(const StoredKey& key, RecordPtr record) {
-        if (resident(*record)) {
-            hot_.erase(key);
-            resident_[key] = std::move(record);
-        } else {
-            resident_.erase(key);
-            hot_.put(key, std::move(record));
+    /// Completes batch_ by what the group's items share.
+    void put_group(std::uint64_t claims) {
+        if (claims != 0) batch_.Put(database_->claims, layout::claims_key(claims), claims_);
+        for (const auto& [expires, keys] : expiring_) {
+            batch_.Put(database_->expiries, layout::encode(layout::AnswerKey{expires, next_number_++}), keys);
         }
+        if (claim_groups_.bytes() > claims_max_bytes || claim_groups_.count() > claims_max_groups) {
+            fold(claim_groups_.all().begin()->first);
+        }
+    }
+
+    /// What was written becomes the state in memory.
+    void settle_group(std::uint64_t claims) {
+        std::size_t open = 0;
+        changed_.each([&](const StoredKey& key, Changed& changed) {
+            Resident* known = resident_.find(key);
+            if (known == nullptr) hot_.erase(key);
+            if (known != nullptr && known->claims != 0) claim_groups_.closed(known->claims);
+            if (!resident(*changed.record)) {
+                if (known != nullptr) resident_.erase(key);
+                // Few of those in the index are asked for again, and it is read as fast as they are remembered.
+                if (!changed.indexed) hot_.put(key, std::move(changed.record));
+                return;
+            }
+            if (known == nullptr) known = &resident_[key];
+            known->claims = changed.claimed ? claims : 0;
+            open += changed.claimed ? 1 : 0;
+            known->record = std::move(changed.record);
+        });
+        if (claims != 0) {
+            claim_groups_.add(claims, {.keys = std::move(claimed_), .bytes = claims_.size(), .open = open});
+            claimed_ = {};
+        }
+    }
+
+    /// Into batch_: the open claims of an entry of `claims` go to the index, and the entry goes.
+    void fold(std::uint64_t number) {
+        const auto group = claim_groups_.all().find(number);
+        for (const StoredKey& key : group->second.keys) {
+            const Resident* one = resident_.find(key);
+            // What this group writes of it is newer.
+            if (one == nullptr || one->claims != number || changed_.contains(key)) continue;
+            put_in_index(key, *one->record);
+        }
+        batch_.Delete(database_->claims, layout::claims_key(number));
+        folded_.push_back(number);
     }
 
     /// Whether `bytes` fit above the floor. Far from it the file system is asked once a second, near it each time.
@@ -635,6 +802,9 @@ class RocksDbStore final : public Store {
             put_clock(batch_, at_);
             needs_sync_ = true;
         }
+        for (const std::uint64_t number : claim_groups_.over()) {
+            batch_.Delete(database_->claims, layout::claims_key(number));
+        }
         rocksdb::WriteOptions options;
         options.sync = sync_ || needs_sync_;
         const rocksdb::Status status = database_->db->Write(options, &batch_);
@@ -644,6 +814,14 @@ class RocksDbStore final : public Store {
             error.applied = Applied::unknown;
             fail_with(error);
             return error;
+        }
+        claim_groups_.over_removed();
+        for (const std::uint64_t number : folded_) {
+            for (const StoredKey& key : claim_groups_.all().at(number).keys) {
+                Resident* one = resident_.find(key);
+                if (one != nullptr && one->claims == number) one->claims = 0;
+            }
+            claim_groups_.removed(number);
         }
         counters_.writes.fetch_add(1, std::memory_order_relaxed);
         if (options.sync) counters_.syncs.fetch_add(1, std::memory_order_relaxed);
@@ -788,32 +966,39 @@ class RocksDbStore final : public Store {
         ReadOptions options;
         options.fill_cache = false;
         options.readahead_size = 2U << 20;
-        std::map<StoredKey, RecordPtr> found;
+        KeyTable<Resident> found;
         const StoreTime at = clock_->now();
+        const auto take = [&](const StoredKey& key, Record record) {
+            const Resident* known = resident_.find(key);
+            const bool same = known != nullptr && known->record->token == record.token &&
+                              known->record->nonce == record.nonce && known->record->status == record.status;
+            if (same) {
+                found[key].record = known->record;
+                return;
+            }
+            // Leases live in memory only: who held this one may be gone, and cannot have renewed it here.
+            if (record.status == Status::processing) record.lease_end = std::min(record.lease_end, at);
+            found[key].record = std::make_shared<const Record>(std::move(record));
+        };
         const std::unique_ptr<rocksdb::Iterator> it(database_->db->NewIterator(options, database_->index));
         for (it->SeekToFirst(); it->Valid(); it->Next()) {
             const std::string_view value = view(it->value());
-            if (!value.empty() && value.front() == layout::index_points) continue;
+            if (!value.empty() && value.front() != layout::index_holds_record) continue;
             const std::optional<StoredKey> key = layout::stored_key(view(it->key()));
             if (!key || value.empty()) return corrupt("an entry of the index cannot be read");
             auto decoded = decode_record(value.substr(1));
             if (!decoded) return decoded.error();
-            const auto known = resident_.find(*key);
-            const bool same = known != resident_.end() && known->second->token == decoded->token &&
-                              known->second->nonce == decoded->nonce && known->second->status == decoded->status;
-            if (same) {
-                found.emplace_hint(found.end(), *key, known->second);
-                continue;
-            }
-            if (decoded->status == Status::processing) {
-                // Leases live in memory only: who held this one may be gone, and cannot have renewed it here.
-                decoded->lease_end = std::min(decoded->lease_end, at);
-                if (report != nullptr) ++report->leases_killed;
-            }
-            found.emplace_hint(found.end(), *key, std::make_shared<const Record>(std::move(*decoded)));
+            take(*key, std::move(*decoded));
         }
         if (!it->status().ok()) return to_error(it->status(), path_, "cannot read the index");
+        if (auto claims = load_claims(found, take); !claims) return claims;
+        if (report != nullptr) {
+            found.each([&](const StoredKey&, const Resident& one) {
+                if (one.record->status == Status::processing) ++report->leases_killed;
+            });
+        }
         resident_ = std::move(found);
+        claim_groups_.clear();
 
         const std::unique_ptr<rocksdb::Iterator> chunk(database_->db->NewIterator(options, database_->chunks));
         chunk->SeekToFirst();
@@ -828,11 +1013,53 @@ class RocksDbStore final : public Store {
         return {};
     }
 
+    /// Claims for which the index has nothing newer. They are written to it, so that no entry of `claims` is left.
+    template <class Take>
+    Result<void> load_claims(KeyTable<Resident>& found, Take take) {
+        rocksdb::WriteBatch moved;
+        KeyTable<bool> open;
+        const std::unique_ptr<rocksdb::Iterator> it(database_->db->NewIterator({}, database_->claims));
+        for (it->SeekToFirst(); it->Valid(); it->Next()) {
+            moved.Delete(database_->claims, it->key());
+            for (std::string_view bytes = view(it->value()); !bytes.empty();) {
+                const auto claim = layout::take_claim(bytes);
+                if (!claim) return corrupt("an entry of the claims cannot be read");
+                auto record = decode_record(claim->record);
+                if (!record) return record.error();
+                RecordPtr newer;
+                if (const Resident* one = found.find(claim->key)) {
+                    newer = one->record;
+                } else {
+                    auto index = read(database_->index, claim->key.view());
+                    if (!index) return index.error();
+                    if (*index) {
+                        auto indexed = read_indexed({}, claim->key, **index);
+                        if (!indexed) return indexed.error();
+                        newer = *indexed;
+                    }
+                }
+                if (newer && newer->token >= record->token) continue;
+                take(claim->key, std::move(*record));
+                open[claim->key] = true;
+            }
+        }
+        if (!it->status().ok()) return to_error(it->status(), path_, "cannot read the claims");
+        if (moved.Count() == 0) return {};
+        open.each([&](const StoredKey& key, bool) {
+            value_.assign(1, layout::index_holds_record);
+            encode_record(*found.find(key)->record, true, value_);
+            moved.Put(database_->index, slice(key.view()), value_);
+        });
+        const rocksdb::Status status = database_->db->Write(synced(), &moved);
+        if (!status.ok()) return to_error(status, path_, "cannot write to the store");
+        return {};
+    }
+
     // ------------------------------------------------------------ one item
 
     /// Every operation on a record.
     template <class Op>
-    Result<StoreOutcome> step_on_record(const StoredKey& key, Op operation) {
+    Result<StoreOutcome> step_on_record(const StoredKey& key, Op& operation) {
         bool dirty = false;
         auto found = find(key, dirty);
         if (!found) return found.error();
@@ -852,9 +1079,9 @@ class RocksDbStore final : public Store {
             case Transition::Write::volatile_:
                 // On a record that this group wrote it is lost with the group; else it needs no write to be true.
                 if (dirty) {
-                    changed_[key] = std::move(transition.record);
+                    changed_[key].record = std::move(transition.record);
                 } else {
-                    resident_[key] = std::move(transition.record);
+                    resident_[key].record = std::move(transition.record);
                 }
                 break;
             case Transition::Write::durable:
@@ -862,8 +1089,16 @@ class RocksDbStore final : public Store {
                 if (transition.append) {
                     if (auto appended = append_once(std::move(*transition.append)); !appended) return appended.error();
                 }
-                put_record(key, *transition.record);
-                changed_[key] = std::move(transition.record);
+                {
+                    // Its token is new: nothing of it was written before.
+                    const bool granted = transition.record->status == Status::processing &&
+                                         (!*found || (*found)->token != transition.record->token);
+                    Changed& changed = changed_[key];
+                    const Place place = put_record(key, *transition.record, granted);
+                    changed.claimed = place == Place::claims;
+                    changed.indexed = place == Place::index;
+                    changed.record = std::move(transition.record);
+                }
                 item_depends_ = true;
                 break;
         }
@@ -981,7 +1216,7 @@ class RocksDbStore final : public Store {
             [&](auto& operation) -> Result<StoreOutcome> {
                 using Op = std::remove_reference_t<decltype(operation)>;
                 if constexpr (std::is_constructible_v<Operation, Op>) {
-                    return step_on_record(item.key, std::move(operation));
+                    return step_on_record(item.key, operation);
                 } else {
                     return step(item.key, std::move(operation));
                 }
@@ -995,13 +1230,11 @@ class RocksDbStore final : public Store {
 
     /// The state of a record, as the group sees it. `dirty`: the group itself wrote it.
     Result<RecordPtr> find(const StoredKey& key, bool& dirty) {
-        if (!changed_.empty()) {
-            if (const auto it = changed_.find(key); it != changed_.end()) {
-                dirty = true;
-                return it->second;
-            }
+        if (const Changed* changed = changed_.find(key)) {
+            dirty = true;
+            return changed->record;
         }
-        if (const auto it = resident_.find(key); it != resident_.end()) return it->second;
+        if (const Resident* one = resident_.find(key)) return one->record;
         if (RecordPtr hot = hot_.find(key)) return hot;
         if (!database_) return unreadable();
         counters_.disk_lookups.fetch_add(1, std::memory_order_relaxed);
@@ -1017,7 +1250,7 @@ class RocksDbStore final : public Store {
     /// The record that a value of the index holds or points to. Any thread.
     Result<RecordPtr> read_indexed(const ReadOptions& options, const StoredKey& key, std::string_view value) const {
         if (value.empty()) return corrupt("a value of the index is empty");
-        if (value.front() == layout::index_holds_record) return decoded(value.substr(1));
+        if (value.front() != layout::index_points) return decoded(value.substr(1));
         rocksdb::PinnableSlice answer;
         const rocksdb::Status status =
             database_->db->Get(options, database_->answers, slice(value.substr(1)), &answer);
@@ -1033,14 +1266,39 @@ class RocksDbStore final : public Store {
         return RecordPtr{std::make_shared<const Record>(std::move(*record))};
     }
 
-    void put_record(const StoredKey& key, const Record& record) {
-        value_.clear();
+    void put_in_index(const StoredKey& key, const Record& record) {
+        value_.assign(1, layout::index_holds_record);
+        encode_record(record, true, value_);
+        batch_.Put(database_->index, slice(key.view()), value_);
+    }
+
+    /// Into the group. `granted`: a grant, whose token is new.
+    Place put_record(const StoredKey& key, const Record& record, bool granted) {
         if (resident(record)) {
-            value_ += layout::index_holds_record;
+            if (!granted || !claims_together_ || record.turn) {
+                put_in_index(key, record);
+                return Place::index;
+            }
+            value_.clear();
             encode_record(record, true, value_);
-            batch_.Put(database_->index, slice(key.view()), value_);
-            return;
+            if (value_.size() > claim_max_bytes) {
+                put_in_index(key, record);
+                return Place::index;
+            }
+            layout::put_claim(claims_, key, value_);
+            claimed_.push_back(key);
+            return Place::claims;
         }
+        if (record.policy.kind == IntentKind::message) {
+            value_.assign(1, layout::index_holds_decided);
+            encode_record(record, true, value_);
+            if (value_.size() <= index_record_max_bytes) {
+                batch_.Put(database_->index, slice(key.view()), value_);
+                keys_expiring(record.expires) += key.view();
+                return Place::index;
+            }
+        }
+        value_.clear();
         const std::string where = layout::encode(layout::AnswerKey{record.expires, next_number_++});
         value_ += key.view();
         encode_record(record, true, value_);
@@ -1048,6 +1306,15 @@ class RocksDbStore final : public Store {
         value_.assign(1, layout::index_points);
         value_ += where;
         batch_.Put(database_->index, slice(key.view()), value_);
+        return Place::answers;
+    }
+
+    /// Of the group. Most of it is decided at one time and kept for one time.
+    std::string& keys_expiring(StoreTime at) {
+        for (auto& [expires, keys] : expiring_) {
+            if (expires == at) return keys;
+        }
+        return expiring_.emplace_back(at, std::string{}).second;
     }
 
     /// On the writer, between groups. An entry that the index no longer points to (the record was tried again since) is
@@ -1071,9 +1338,49 @@ class RocksDbStore final : public Store {
             }
             batch_.Delete(database_->answers, candidate.answer_key);
         }
+        fold_claims_of(removed);
         if (auto written = write_own(); !written) return written.error();
         for (const StoredKey& key : removed) hot_.erase(key);
         return gone;
+    }
+
+    /// On the writer, between groups: what expired, unless the record is another by now.
+    Result<std::size_t> remove_expired(const std::vector<Expired>& entries) {
+        if (!database_) return unreadable();
+        std::vector<StoredKey> removed;
+        for (const Expired& entry : entries) {
+            for (const StoredKey& key : entry.keys) {
+                auto index = read(database_->index, key.view());
+                if (!index) return index.error();
+                if (!*index || (*index)->empty() || (*index)->front() != layout::index_holds_decided) continue;
+                auto record = decoded(std::string_view(**index).substr(1));
+                if (!record) return record.error();
+                if ((*record)->expires != entry.at) continue;
+                batch_.Delete(database_->index, slice(key.view()));
+                removed.push_back(key);
+            }
+            if (entry.rest.empty()) {
+                batch_.Delete(database_->expiries, entry.name);
+            } else {
+                batch_.Put(database_->expiries, entry.name, entry.rest);
+            }
+        }
+        fold_claims_of(removed);
+        if (auto written = write_own(); !written) return written.error();
+        for (const StoredKey& key : removed) hot_.erase(key);
+        return removed.size();
+    }
+
+    /// Into batch_: a claim is void as long as the index holds what came of it. Records that leave the index may leave none.
+    void fold_claims_of(const std::vector<StoredKey>& leaving) {
+        if (leaving.empty() || claim_groups_.empty()) return;
+        KeyTable<bool> wanted;
+        for (const StoredKey& key : leaving) wanted[key] = true;
+        for (const auto& [number, group] : claim_groups_.all()) {
+            const bool holds = std::any_of(group.keys.begin(), group.keys.end(),
+                                           [&](const StoredKey& key) { return wanted.contains(key); });
+            if (holds) fold(number);
+        }
     }
 
     /// The chunks of a record that goes: the answer's own stay for a while, others' go with it.
@@ -1223,8 +1530,9 @@ class RocksDbStore final : public Store {
     std::mutex failure_mutex_;  // guards the next
     std::optional<Error> failure_;
 
-    std::mutex purge_mutex_;  // guards the next three
+    std::mutex purge_mutex_;  // guards the next four
     std::string purged_until_;
+    std::string expiries_purged_until_;
     std::string heads_seen_until_;
     std::string chunks_seen_until_;
 
@@ -1234,7 +1542,8 @@ class RocksDbStore final : public Store {
     std::mutex writing_mutex_;
     std::atomic<std::thread::id> writing_thread_;  ///< Who holds it; read to find out whether it is oneself.
     std::vector<Job> own_job_;
-    std::map<StoredKey, RecordPtr> resident_;  ///< All undecided records; ordered: scan pages go by key.
+    KeyTable<Resident> resident_;  ///< All undecided records.
+    ClaimGroups claim_groups_;
     HotAnswers hot_;
     std::map<std::string, std::string> values_;
     std::uint64_t next_number_ = 0;
@@ -1250,7 +1559,12 @@ class RocksDbStore final : public Store {
     StoreTime at_;
     rocksdb::WriteBatch batch_;
     std::string value_;
-    std::unordered_map<StoredKey, RecordPtr, base::DigestHash> changed_;
+    KeyTable<Changed> changed_;
+    bool claims_together_ = false;
+    std::string claims_;                                       ///< The value of the entry.
+    std::vector<StoredKey> claimed_;                           ///< Its keys, in order.
+    std::vector<std::pair<StoreTime, std::string>> expiring_;  ///< Decided messages' keys by expiry.
+    std::vector<std::uint64_t> folded_;
     std::unordered_set<StoredKey, base::DigestHash> dirty_chunks_;
     std::unordered_set<StoredKey, base::DigestHash> dirty_conversations_;
     std::vector<ItemAt> tentative_;
@@ -1271,13 +1585,16 @@ Error io_error(const std::string& what) {
 /// Writes the layout's version so that it is on the disk before RocksDB makes its first file.
 Result<void> write_version(const std::filesystem::path& directory) {
     const std::filesystem::path file = directory / layout::version_file;
+    // Under another name first: the directory is never without a version.
+    const std::filesystem::path fresh = directory / layout::new_version_file;
     const std::string text = std::to_string(rocksdb_layout_version) + "\n";
-    const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0) return io_error("cannot create " + file.string());
+    const int fd = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0) return io_error("cannot create " + fresh.string());
     const bool written = ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd) == 0;
     Result<void> answer;
-    if (!written) answer = io_error("cannot write " + file.string());
+    if (!written) answer = io_error("cannot write " + fresh.string());
     ::close(fd);
+    if (answer && ::rename(fresh.c_str(), file.c_str()) != 0) answer = io_error("cannot create " + file.string());
     const int folder = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder >= 0) {
         ::fsync(folder);
@@ -1286,7 +1603,13 @@ Result<void> write_version(const std::filesystem::path& directory) {
     return answer;
 }
 
-Result<void> check_directory(const std::string& path) {
+Result<unsigned> written_version(const std::filesystem::path& directory) {
+    if (auto written = write_version(directory); !written) return written.error();
+    return rocksdb_layout_version;
+}
+
+/// The version of the directory, which is made if it is missing.
+Result<unsigned> check_directory(const std::string& path) {
     const std::filesystem::path directory(path);
     std::error_code failed;
     std::filesystem::create_directories(directory, failed);
@@ -1301,7 +1624,7 @@ Result<void> check_directory(const std::string& path) {
         unsigned version = 0;
         // Cut short by a crash while the directory was made: nothing else is in it yet.
         const bool unfinished = in.peek() == std::ifstream::traits_type::eof();
-        if (unfinished && !std::filesystem::exists(directory / "CURRENT")) return write_version(directory);
+        if (unfinished && !std::filesystem::exists(directory / "CURRENT")) return written_version(directory);
         if (!(in >> version) || version == 0) {
             return Error{.code = ErrorCode::store_corrupt,
                          .detail = "rocksdb: " + file.string() + " does not hold a version; restore the directory from a copy"};
@@ -1312,25 +1635,30 @@ Result<void> check_directory(const std::string& path) {
                                    std::to_string(version) + ", this one knows " +
                                    std::to_string(rocksdb_layout_version) + "); use that version or another directory"};
         }
-        return {};
+        return version;
     }
     if (std::filesystem::exists(directory / "CURRENT")) {
         return Error{.code = ErrorCode::store_corrupt,
                      .detail = "rocksdb: " + path + " holds a RocksDB database but not " + layout::version_file +
                                ": it is not a Semel store; name another directory in store.rocksdb.path"};
     }
-    return write_version(directory);
+    return written_version(directory);
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Store>> open_rocksdb_store(const RocksDbOptions& options, RocksDbReport* report) {
-    if (auto checked = check_directory(options.path); !checked) return checked.error();
+    const auto version = check_directory(options.path);
+    if (!version) return version.error();
     auto store = std::make_unique<RocksDbStore>(
         options, make_database_options(options.path, options.sync, options.block_cache_bytes));
     RocksDbReport found;
     if (auto opened = store->open(options.accept_clock, found); !opened) return opened.error();
     if (report != nullptr) *report = std::move(found);
+    // Its new families are there now; nothing was asked of it yet.
+    if (*version < rocksdb_layout_version) {
+        if (auto written = write_version(options.path); !written) return written.error();
+    }
     return std::unique_ptr<Store>(std::move(store));
 }
 

@@ -60,7 +60,8 @@ struct RocksDbReport {
 base::Result<std::unique_ptr<core::Store>> open_rocksdb_store(const RocksDbOptions& options,
                                                               RocksDbReport* report = nullptr);
 
-/// The layout this version writes and the newest it reads.
-inline constexpr unsigned rocksdb_layout_version = 1;
+/// The layout this version writes and the newest it reads. An older directory is read as it is, and is of this layout from its
+/// first opening on: older versions refuse it then.
+inline constexpr unsigned rocksdb_layout_version = 2;
 
 }  // namespace semel::stores
