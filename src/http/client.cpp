@@ -569,7 +569,7 @@ Task<Failure> Call::run(const Origin& origin, Request& request) {
     where_ = origin.authority;
     answers_head_ = request.method == "HEAD";
     kit_->parser.begin(answers_head_);
-    connection_ = state_->take_idle(state_->pool_of(origin));
+    if (!request.own_connection) connection_ = state_->take_idle(state_->pool_of(origin));
     Failure failure;
     for (;;) {
         const bool kept = connection_ != nullptr;
@@ -598,7 +598,10 @@ Task<Failure> Call::run(const Origin& origin, Request& request) {
             // Not a repetition: no byte of the request has left, because the kept connection had
             // just been closed.
             const bool unsent = failure->kind == CallError::Kind::reset && sent_bytes_ == 0;
-            if (!kept || !unsent || request.source) co_return failure;
+            if (!kept || !unsent || request.source) {
+                failure->on_kept = kept && failure->kind == CallError::Kind::reset;
+                co_return failure;
+            }
             failure.reset();
             failed_.reset();
             reusable_ = true;
@@ -608,7 +611,10 @@ Task<Failure> Call::run(const Origin& origin, Request& request) {
             reusable_ = false;
         } else {
             failure = co_await read_head();
-            if (failure) co_return failure;
+            if (failure) {
+                failure->on_kept = kept && failure->kind == CallError::Kind::reset;
+                co_return failure;
+            }
         }
         if (kit_->parser.state() == Parser::State::complete) release();
         co_return std::nullopt;

@@ -54,6 +54,9 @@ struct CallError {
     Kind kind = Kind::refused;
     bool maybe_processed = false;  ///< Request bytes may have reached the upstream.
     std::string detail;
+    /// The connection had served a call before and broke before a byte of the answer came: most likely the server closed it
+    /// for having been idle while the request was on its way. Nobody knows, so it is never sent again here.
+    bool on_kept = false;
 };
 
 /// A piece of the request's body; empty: the end. Nullopt: it broke off. An answer that comes before the end is noticed between
@@ -68,6 +71,7 @@ struct Request {
     BodySource source;                                ///< Streamed body, sent chunked or under `source_length`.
     std::optional<std::uint64_t> source_length;
     bool has_body = false;  ///< Send Content-Length: 0 for an empty body as well (POST).
+    bool own_connection = false;  ///< None that served a call before.
 };
 
 /// An answer whose body is being read. Destroying it early closes its connection; at the end of the body the connection goes

@@ -184,6 +184,7 @@ TEST_F(ClientTest, a_request_that_broke_on_a_kept_connection_is_never_sent_again
     EXPECT_EQ(call(post("x")).body, "ok");
     const Result second = call(post("y"));
     expect_error(second, Kind::reset, true);
+    EXPECT_TRUE(second.error->on_kept) << "who sent it may decide to send it again";
     peer_.join();
     EXPECT_EQ(requests, 2);
 }

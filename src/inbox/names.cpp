@@ -143,7 +143,9 @@ Tables::Tables(sql::Dialect for_dialect, const Place& place)
       dedup(named(place.dedup_table)),
       assignments(named("semel_assignments")),
       offsets(named("semel_offsets")),
-      schema(named("semel_inbox_schema")) {}
+      schema(named("semel_inbox_schema")),
+      flights(named("semel_flights")),
+      crashes(named("semel_crashes")) {}
 
 std::string Tables::named(std::string_view table) const { return prefix + quoted(dialect, table); }
 

@@ -61,7 +61,7 @@ struct Tables {
 
     sql::Dialect dialect;
     std::string prefix;  ///< Schema with its dot, or empty.
-    std::string dedup, assignments, offsets, schema;
+    std::string dedup, assignments, offsets, schema, flights, crashes;
 };
 
 /// Builds one statement's text with its parameters, so that no value stands in a text and their

@@ -60,6 +60,14 @@ std::string version_row(const Tables& tables) {
                                                 : " ON DUPLICATE KEY UPDATE version = version");
 }
 
+/// What the table of version 1 lacks. MySQL, unlike MariaDB, cannot be asked to add it if it is not
+/// there.
+std::string adding_topic_id(const Tables& tables) {
+    return "ALTER TABLE " + tables.offsets +
+           (tables.dialect == Dialect::postgres ? " ADD COLUMN IF NOT EXISTS topic_id text"
+                                                : " ADD COLUMN topic_id VARBINARY(255)");
+}
+
 }  // namespace
 
 std::vector<std::string> creation(const Tables& tables, const Place& place) {
@@ -67,6 +75,8 @@ std::vector<std::string> creation(const Tables& tables, const Place& place) {
     script = replaced(std::move(script), "@schema@", tables.schema);
     script = replaced(std::move(script), "@assignments@", tables.assignments);
     script = replaced(std::move(script), "@offsets@", tables.offsets);
+    script = replaced(std::move(script), "@flights@", tables.flights);
+    script = replaced(std::move(script), "@crashes@", tables.crashes);
     script = replaced(std::move(script), "@dedup_expire@", place.dedup_table + "_expire");
     script = replaced(std::move(script), "@dedup@", tables.dedup);
     std::vector<std::string> statements = statements_of(script);
@@ -128,10 +138,14 @@ base::Result<std::vector<std::string>> plan_schema(Executor& executor, const Pla
         }
     }
     bool complete = true;
-    for (const char* table : {"semel_inbox_schema", "semel_assignments", "semel_offsets"}) {
+    bool without_topic_id = false;
+    for (const char* table : {"semel_inbox_schema", "semel_assignments", "semel_offsets",
+                              "semel_flights", "semel_crashes"}) {
         auto columns = columns_of(executor, place, table);
         if (!columns) return columns.error();
         complete = complete && !columns->empty();
+        if (std::string_view(table) == "semel_offsets")
+            without_topic_id = !columns->empty() && !columns->contains("topic_id");
         if (std::string_view(table) != "semel_inbox_schema" || columns->empty()) continue;
         auto version =
             ask(executor, {.text = "SELECT max(version) FROM " + tables.schema, .parameters = {}});
@@ -150,10 +164,11 @@ base::Result<std::vector<std::string>> plan_schema(Executor& executor, const Pla
     if (!dedup->empty()) {
         const std::vector<std::string> missing = missing_columns(*dedup);
         if (!missing.empty() && !dedup->contains("key_hash") && dedup->contains("message_id")) {
-            return wrong("the table " + place.dedup_table +
-                         " is one of the older shape, keyed by message_id alone: migrate it (`semel "
-                         "store migrate --old-dedup-table`, docs/guides/inbox.md), or name "
-                         "another table");
+            return wrong(
+                "the table " + place.dedup_table +
+                " is one of the older shape, keyed by message_id alone: migrate it (`semel "
+                "store migrate --old-dedup-table`, docs/guides/inbox.md), or name "
+                "another table");
         }
         if (!missing.empty())
             return wrong("the table " + place.dedup_table + " has no column " + missing[0] +
@@ -165,11 +180,15 @@ base::Result<std::vector<std::string>> plan_schema(Executor& executor, const Pla
                          " and not " + wanted +
                          ": ids would not be compared as bytes. Change it back");
     }
-    if (complete && !dedup->empty()) return std::vector<std::string>{};
-    return creation(tables, place);
+    if (complete && !without_topic_id && !dedup->empty()) return std::vector<std::string>{};
+    std::vector<std::string> statements = creation(tables, place);
+    if (without_topic_id) statements.insert(statements.begin(), adding_topic_id(tables));
+    return statements;
 }
 
-base::Result<void> apply_schema(Executor& executor, const Place& place) {
+namespace {
+
+base::Result<void> apply_plan(Executor& executor, const Place& place) {
     auto plan = plan_schema(executor, place);
     if (!plan) return plan.error();
     if (plan->empty()) return {};
@@ -192,6 +211,14 @@ base::Result<void> apply_schema(Executor& executor, const Place& place) {
     if (postgres && problem->trouble != sql::Trouble::lost)
         static_cast<void>(executor.run(Statement{.text = "ROLLBACK", .parameters = {}}));
     return std::move(problem->error);
+}
+
+}  // namespace
+
+base::Result<void> apply_schema(Executor& executor, const Place& place) {
+    auto applied = apply_plan(executor, place);
+    // Another process may have done a part of it in between: what is left can be done.
+    return applied ? applied : apply_plan(executor, place);
 }
 
 }  // namespace semel::inbox

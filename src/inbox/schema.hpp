@@ -1,4 +1,5 @@
-// The tables semel_assignments, semel_offsets and message_dedup, made and updated by versions.
+// The tables semel_assignments, semel_offsets, semel_flights, semel_crashes and message_dedup, made
+// and updated by versions.
 #pragma once
 
 #include <map>
@@ -11,7 +12,7 @@
 namespace semel::inbox {
 
 /// Version of the tables that this library knows; semel_inbox_schema holds that of the database.
-inline constexpr int schema_version = 1;
+inline constexpr int schema_version = 2;
 
 /// What apply_schema would run, in order; empty: nothing is to do. Changes nothing.
 /// Errors, a sentence with cause and cure: store_version (the tables are newer than this library),

@@ -17,7 +17,7 @@ SCOPE, SOURCE = "shop/stock", "orders"
 OLD = ("--old-dedup-table", "processed", "--scope", SCOPE, "--source", SOURCE)
 QUICK = ("--watch", "300ms")
 DONE, FAILED, UNKNOWN = 1, 2, 4
-INBOX_TABLES = ["message_dedup", "semel_assignments", "semel_inbox_schema", "semel_offsets"]
+INBOX_TABLES = ["message_dedup", "semel_assignments", "semel_crashes", "semel_flights", "semel_inbox_schema", "semel_offsets"]
 # id, business_key, status, retry_count, error_message, the three times, what it becomes. The times are those of Vienna's winter.
 AT, LATER = "'2026-11-20 08:30:00'", "'2026-11-21 08:30:00'"
 ROWS = [("Order-1", "'key'", 1, "0", "NULL", AT, AT, LATER, DONE),

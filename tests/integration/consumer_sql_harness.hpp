@@ -110,7 +110,10 @@ class Running {
         return await(begin(messages));
     }
     Verdict run(Message& one) { return run(std::vector<Message*>{&one}).front(); }
-    std::future<std::vector<Verdict>> begin(const std::vector<Message*>& messages) {
+    /// As the consumer runs a suspect.
+    Verdict run_alone(Message& one) { return await(begin({&one}, true)).front(); }
+    std::future<std::vector<Verdict>> begin(const std::vector<Message*>& messages,
+                                            bool alone = false) {
         struct Out {
             std::vector<Message*> messages;
             std::vector<std::optional<Verdict>> verdicts;
@@ -122,8 +125,8 @@ class Running {
         out->verdicts.resize(messages.size());
         out->missing = messages.size();
         auto future = out->promise.get_future();
-        loop_.post([this, out] {
-            strategy_->run(out->messages, false, [out](Message& one, Verdict verdict) {
+        loop_.post([this, out, alone] {
+            strategy_->run(out->messages, alone, [out](Message& one, Verdict verdict) {
                 const auto at = std::find(out->messages.begin(), out->messages.end(), &one);
                 auto& place = out->verdicts[static_cast<std::size_t>(at - out->messages.begin())];
                 if (place) throw std::logic_error("a message was answered twice");

@@ -263,6 +263,63 @@ TEST_P(ConsumerState, a_lost_answer_to_commit_is_settled_by_the_row) {
     EXPECT_EQ(of("version", "o2"), "2");
 }
 
+TEST_P(ConsumerState, a_value_that_its_column_rounds_is_the_same_when_it_comes_again) {
+    const bool postgres = GetParam() == Dialect::postgres;
+    database_.query(
+        std::string("CREATE TABLE prices (id VARCHAR(50) NOT NULL, status VARCHAR(20) NOT NULL,"
+                    " n NUMERIC(10, 2), big NUMERIC(30, 2), f ") +
+        (postgres ? "REAL" : "FLOAT") + ", at " + (postgres ? "TIMESTAMP(0)" : "DATETIME(0)") +
+        ", day DATE, t VARCHAR(20))");
+    if (postgres) {
+        database_.query("CREATE DOMAIN money_of_us AS NUMERIC(10, 2)");
+        database_.query("ALTER TABLE prices ALTER COLUMN n TYPE money_of_us");
+    }
+    database_.query("INSERT INTO prices (id, status) VALUES ('o1', 'NEW'), ('o2', 'NEW')");
+    auto of_prices = options();
+    of_prices.config.table = "prices";
+    of_prices.config.version_column.clear();
+    of_prices.config.set = {{"n", json("/n")},   {"big", json("/big")}, {"f", json("/f")},
+                            {"at", json("/at")}, {"day", json("/day")}, {"t", json("/t")}};
+    const auto price = [](const std::string& order, const std::string& n, const std::string& big,
+                          const std::string& f, const std::string& at, const std::string& t) {
+        return R"({"order":")" + order + R"(","n":)" + n + R"(,"big":)" + big + R"(,"f":)" + f +
+               R"(,"at":")" + at + R"(","day":"2024-05-06 07:08:09","t":")" + t + R"("})";
+    };
+    DroppingProxy proxy(database_.address().port);
+    auto through = database_.address();
+    through.port = proxy.port();
+    auto prices = start(of_prices, [through]() -> sql::Tried<std::shared_ptr<sql::Executor>> {
+        return support::connect(through);
+    });
+    const std::string big = "1234567890123456789012345678.905", noon = "2024-05-06 12:00:00.4";
+    auto one = message(of_, 0, "p1", price("o1", "9.999", big, "0.1", noon, "Tx1"));
+    proxy.lose(DroppingProxy::Lose::the_answer, commit_on_wire(GetParam()));
+    EXPECT_NE(as<Duplicate>((*prices)->run(*one)), nullptr);
+    EXPECT_EQ(proxy.lost(), 1);
+    EXPECT_EQ(database_.one("SELECT n FROM prices WHERE id = 'o1'"), "10.00");
+    EXPECT_NE(as<Duplicate>((*prices)->run(*one)), nullptr);
+    // What differs in one value alone is another payment, however little it differs.
+    const std::string other_big = "1234567890123456789012345678.92";
+    int number = 1;
+    for (const std::string& payload :
+         {price("o1", "9.99", big, "0.1", noon, "Tx1"),
+          price("o1", "9.999", other_big, "0.1", noon, "Tx1"),
+          price("o1", "9.999", big, "0.100001", noon, "Tx1"),
+          price("o1", "9.999", big, "0.1", "2024-05-06 12:00:01.4", "Tx1"),
+          price("o1", "9.999", big, "0.1", noon, "tx1"),
+          price("o1", "null", big, "0.1", noon, "Tx1")}) {
+        auto other = message(of_, number, "other" + std::to_string(number), payload);
+        EXPECT_EQ(class_of((*prices)->run(*other)), DeadClass::conflict) << payload;
+        ++number;
+    }
+    // A column that is made coarser while it runs.
+    database_.query(postgres ? "ALTER TABLE prices ALTER COLUMN big TYPE NUMERIC(30, 1)"
+                             : "ALTER TABLE prices MODIFY big NUMERIC(30, 1)");
+    auto after = message(of_, 20, "p2", price("o2", "1", "7.26", "0.1", noon, "Tx1"));
+    EXPECT_NE(as<Applied>((*prices)->run(*after)), nullptr);
+    EXPECT_NE(as<Duplicate>((*prices)->run(*after)), nullptr);
+}
+
 TEST_P(ConsumerState, with_a_message_id_column_the_way_back_to_from_does_not_double) {
     auto named = options();
     named.config.message_id_column = "paid_by";

@@ -3,138 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
+#include <map>
 
-#include "consumer/strategies/transaction.hpp"
 #include "inbox/dedup_table.hpp"
-#include "inbox/schema.hpp"
-#include "integration/consumer_sql_harness.hpp"
+#include "integration/consumer_sql_transaction.hpp"
 
 namespace semel::consumer {
 namespace {
 
 using namespace test;
-
-config::SqlHandlerConfig stock_effects() {
-    return {.params = {{"id", json("/id")}, {"sku", json("/sku")}, {"qty", json("/qty")}},
-            .statements = {{.sql = "UPDATE stock SET qty = qty - :qty WHERE sku = :sku"},
-                           {.sql = "INSERT INTO effects (message_id, n) VALUES (:id, :qty)"}}};
-}
-std::string order(const std::string& id, const std::string& sku = "a",
-                  const std::string& qty = "1") {
-    return R"({"id":")" + id + R"(","sku":")" + sku + R"(","qty":)" + qty + "}";
-}
-
-/// Closed until it is opened.
-class Gate {
-  public:
-    void open() {
-        const std::lock_guard lock(mutex_);
-        open_ = true;
-        changed_.notify_all();
-    }
-    void pass() {
-        std::unique_lock lock(mutex_);
-        ++waiting_;
-        changed_.notify_all();
-        changed_.wait(lock, [&] { return open_; });
-    }
-    bool wait_for_visitor() {
-        std::unique_lock lock(mutex_);
-        return changed_.wait_for(lock, patience, [&] { return waiting_ > 0; });
-    }
-
-  private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool open_ = false;
-    int waiting_ = 0;
-};
-
-class ConsumerTransaction : public testing::TestWithParam<Dialect> {
-  protected:
-    ConsumerTransaction() : database_(GetParam()) {
-        auto made = inbox::apply_schema(*database_.connect(), {});
-        if (!made) throw std::runtime_error(made.error().detail);
-        database_.query(
-            "CREATE TABLE stock (sku VARCHAR(50) PRIMARY KEY, qty INT NOT NULL, kind INT"
-            " NOT NULL DEFAULT 0, CHECK (qty >= 0))");
-        database_.query("INSERT INTO stock (sku, qty) VALUES ('a', 1000), ('b', 1000), ('c', 0)");
-        database_.query("CREATE TABLE effects (message_id VARCHAR(300) NOT NULL, n INT NOT NULL)");
-    }
-    [[nodiscard]] TransactionOptions options() const {
-        TransactionOptions options;
-        options.owner = "test";
-        options.inbox.scope = scope;
-        options.dialect = GetParam();
-        options.connections = 2;
-        options.retry = {.attempts = 3, .initial = 30ms, .jitter = 0};
-        return options;
-    }
-    [[nodiscard]] inbox::Connect connect() const {
-        return [address = database_.address()]() -> sql::Tried<std::shared_ptr<sql::Executor>> {
-            return support::connect(address);
-        };
-    }
-    std::unique_ptr<Running> start(TransactionOptions options,
-                                   std::variant<SqlEffects, TransactionCallback> effect,
-                                   const inbox::Connect& connect) {
-        auto running = std::make_unique<Running>();
-        running->take(make_transaction(running->loop(), std::move(options), connect,
-                                       std::move(effect), running->counters()));
-        return running;
-    }
-    std::unique_ptr<Running> start(TransactionOptions options) {
-        return start(std::move(options), SqlEffects{stock_effects()}, connect());
-    }
-    std::unique_ptr<Running> start() { return start(options()); }
-    /// Inserts what SqlEffects would, by a callback that may do more first.
-    static inbox::EffectOutcome leave(sql::Executor& executor, const Message& message) {
-        const bool postgres = executor.dialect() == Dialect::postgres;
-        auto answer =
-            executor.run({.text = postgres ? "INSERT INTO effects (message_id, n) VALUES ($1, 1)"
-                                           : "INSERT INTO effects (message_id, n) VALUES (?, 1)",
-                          .parameters = {message.id}});
-        if (auto* problem = std::get_if<sql::Problem>(&answer)) return std::move(*problem);
-        return inbox::Did{};
-    }
-    /// Its transaction stays open until the gate is.
-    static TransactionCallback leave_behind(Gate& gate) {
-        return {
-            .effect = [&gate](sql::Executor& executor, const Message& one) -> inbox::EffectOutcome {
-                auto outcome = leave(executor, one);
-                gate.pass();
-                return outcome;
-            }};
-    }
-
-    std::int64_t qty(const char* sku = "a") {
-        return database_.number(std::string("SELECT qty FROM stock WHERE sku = '") + sku + "'");
-    }
-    std::int64_t effects() { return database_.number("SELECT COUNT(*) FROM effects"); }
-    std::int64_t different_effects() {
-        return database_.number("SELECT COUNT(DISTINCT message_id) FROM effects");
-    }
-    std::string status(const std::string& id) {
-        return database_.one("SELECT status FROM message_dedup WHERE message_id = '" + id + "'");
-    }
-    static AssignAnswer assign(Running& running, const brokers::AssignmentPtr& of) {
-        return running.strategy().assigned(of);
-    }
-    static std::optional<std::int64_t> begins(Running& running, const brokers::AssignmentPtr& of) {
-        const AssignAnswer answer = assign(running, of);
-        if (const auto* no = std::get_if<NotYetOurs>(&answer)) throw std::runtime_error(no->reason);
-        if (const auto* no = std::get_if<Refused>(&answer)) throw std::runtime_error(no->reason);
-        return std::get<BeginAt>(answer).offset;
-    }
-    std::int64_t position() {
-        return database_.number("SELECT COALESCE(MAX(next_offset), -1) FROM semel_offsets");
-    }
-
-    InboxDatabase database_;
-    brokers::AssignmentPtr of_ = assignment();
-};
 
 TEST_P(ConsumerTransaction, a_message_is_applied_once_and_its_second_delivery_is_a_duplicate) {
     auto running = start();
@@ -381,76 +258,40 @@ TEST_P(ConsumerTransaction, a_callback_that_fails_beside_others_is_charged_alone
     }
 }
 
-TEST_P(ConsumerTransaction, who_lost_the_partition_is_fenced_and_moves_nothing) {
-    auto old = start();
-    begins(*old, of_);
-    auto first = message(of_, 0, "m0", order("m0"));
-    EXPECT_NE(as<Applied>(old->run(*first)), nullptr);
-    old->watermark(of_, 1);
-    ASSERT_TRUE(eventually([&] { return position() == 1; }));
-
-    auto next = start();
-    const auto of_next = assignment(1, "semel");
-    EXPECT_EQ(begins(*next, of_next), 1);
-    auto second = message(of_, 1, "m1", order("m1"));
-    EXPECT_NE(as<Fenced>(old->run(*second)), nullptr);
-    old->watermark(of_, 99);
-    ASSERT_TRUE(eventually([&] { return old->counters().fenced == 1U; }));
-    EXPECT_EQ(position(), 1);
-    auto same = message(of_next, 1, "m1", order("m1"));
-    EXPECT_NE(as<Applied>(next->run(*same)), nullptr);
-    EXPECT_EQ(effects(), 2);
-
-    // What is leaving is not begun.
-    next->on_loop([&] { next->strategy().leaving(of_next); });
-    auto late = message(of_next, 2, "m2", order("m2"));
-    EXPECT_NE(as<Fenced>(next->run(*late)), nullptr);
-    EXPECT_EQ(effects(), 2);
-    // But what is finished may still be told.
-    next->watermark(of_next, 2);
-    EXPECT_TRUE(eventually([&] { return position() == 2; }));
-}
-
-TEST_P(ConsumerTransaction, an_owner_in_an_open_transaction_is_waited_for) {
-    Gate gate;
-    const TransactionCallback blocking = leave_behind(gate);
-    auto quick = options();
-    quick.assign_wait = 50ms;
-    auto old = start(quick, blocking, connect());
-    begins(*old, of_);
-    auto one = message(of_, 0, "m0", "{}");
-    auto verdicts = old->begin({one.get()});
-    ASSERT_TRUE(gate.wait_for_visitor());
-    auto next = start(quick, TransactionCallback{.effect = leave}, connect());
-    const auto of_next = assignment();
-    const AssignAnswer busy = assign(*next, of_next);
-    ASSERT_TRUE(std::holds_alternative<NotYetOurs>(busy));
-    gate.open();
-    EXPECT_TRUE(all_are<Applied>(Running::await(std::move(verdicts))));
-    begins(*next, of_next);
-    auto same = message(of_next, 0, "m0", "{}");
-    EXPECT_NE(as<Duplicate>(next->run(*same)), nullptr);
-    EXPECT_EQ(effects(), 1);
-}
-
-TEST_P(ConsumerTransaction, a_zombie_that_slept_in_its_transaction_commits_nothing) {
-    Gate gate;
-    const TransactionCallback blocking = leave_behind(gate);
-    auto short_idle = options();
-    short_idle.inbox.idle_limit = 1000ms;
-    auto old = start(short_idle, blocking, connect());
-    begins(*old, of_);
-    auto one = message(of_, 0, "m0", "{}");
-    auto verdicts = old->begin({one.get()});
-    ASSERT_TRUE(gate.wait_for_visitor());
-    auto next = start(short_idle, TransactionCallback{.effect = leave}, connect());
-    const auto of_next = assignment();
-    begins(*next, of_next);  // waits until the server has ended the zombie's transaction
-    auto same = message(of_next, 0, "m0", "{}");
-    EXPECT_NE(as<Applied>(next->run(*same)), nullptr);
-    gate.open();
-    EXPECT_TRUE(all_are<Fenced>(Running::await(std::move(verdicts))));
-    EXPECT_EQ(effects(), 1);
+TEST_P(ConsumerTransaction, beside_one_that_fails_a_callbacks_outside_effect_happens_once) {
+    for (const bool batchable : {true, false}) {
+        std::mutex mutex;
+        std::map<std::string, int> mails;  // sent by the callback, and not undone by any rollback
+        const TransactionCallback callback{
+            .effect = [&](sql::Executor& executor, const Message& one) -> inbox::EffectOutcome {
+                {
+                    const std::lock_guard lock(mutex);
+                    ++mails[one.id];
+                }
+                if (one.id == "m3") return inbox::Failed{.reason = "no"};
+                return leave(executor, one);
+            },
+            .batchable = batchable};
+        auto one_try = options();
+        one_try.inbox.scope = batchable ? "shop/together" : "shop/singly";
+        auto running = start(one_try, callback, connect());
+        begins(*running, of_);
+        std::vector<std::unique_ptr<Message>> all;
+        std::vector<Message*> pointers;
+        for (int i = 0; i < 8; ++i) {
+            all.push_back(message(of_, i, "m" + std::to_string(i), "{}"));
+            pointers.push_back(all.back().get());
+        }
+        const auto verdicts = running->run(pointers);
+        EXPECT_EQ(count<Applied>(verdicts), 7U);
+        EXPECT_NE(as<Retry>(verdicts[3]), nullptr);
+        for (const auto& [id, sent] : mails) {
+            if (id == "m3")
+                EXPECT_EQ(sent, batchable ? 2 : 1) << "beside others, and alone";
+            else
+                EXPECT_EQ(sent, 1) << id;
+        }
+    }
 }
 
 TEST_P(ConsumerTransaction, a_connection_killed_in_the_transaction_costs_nobody_anything) {
@@ -525,63 +366,6 @@ TEST_P(ConsumerTransaction, a_lost_answer_to_commit_is_found_out) {
     EXPECT_GE(proxy.lost(), 2);
 }
 
-TEST_P(ConsumerTransaction,
-       a_position_that_somebody_else_has_set_is_refused_and_a_lagging_copy_is_not) {
-    auto running = start();
-    // An older consumer's position is taken over.
-    const auto first = assignment(5);
-    EXPECT_EQ(begins(*running, first), 5);
-    auto one = message(first, 5, "m5", order("m5"));
-    EXPECT_NE(as<Applied>(running->run(*one)), nullptr);
-    running->watermark(first, 6);
-    ASSERT_TRUE(eventually([&] { return position() == 6; }));
-    // Killed before the group heard of it, twice.
-    EXPECT_EQ(begins(*running, assignment(5)), 6);
-    EXPECT_EQ(begins(*running, assignment(5)), 6);
-    // Our own commit, a little behind.
-    EXPECT_EQ(begins(*running, assignment(5, "semel-store=x")), 6);
-    EXPECT_EQ(begins(*running, assignment()), 6);
-    // Now 5 is somebody's decision, and so are others; also if it is asked again.
-    for (const std::int64_t reset : {5, 5, 0, 9}) {
-        const AssignAnswer answer = assign(*running, assignment(reset));
-        ASSERT_TRUE(std::holds_alternative<Refused>(answer)) << reset;
-        EXPECT_NE(std::get<Refused>(answer).reason.find("semel consumer reset"), std::string::npos);
-        EXPECT_NE(std::get<Refused>(answer).reason.find("orders-0"), std::string::npos);
-    }
-    EXPECT_EQ(begins(*running, assignment(6)), 6);
-    EXPECT_EQ(position(), 6);
-}
-
-TEST_P(ConsumerTransaction, with_ordering_by_partition_the_position_moves_with_the_effects) {
-    auto ordered = options();
-    ordered.in_order = true;
-    ordered.batch_max = 4;
-    auto running = start(ordered);
-    const auto of = assignment(10, "semel");
-    EXPECT_EQ(begins(*running, of), 10);
-    std::vector<std::unique_ptr<Message>> all;
-    std::vector<Message*> pointers;
-    for (int i = 0; i < 12; ++i) {
-        const std::string id = "m" + std::to_string(i);
-        all.push_back(message(of, 10 + 2 * i, id, order(id, i == 6 ? "c" : "a"), 1));
-        pointers.push_back(all.back().get());
-    }
-    auto verdicts = running->run(pointers);
-    EXPECT_EQ(count<Applied>(verdicts), 6U);
-    EXPECT_NE(as<Retry>(verdicts[6]), nullptr);
-    EXPECT_EQ(count<Held>(verdicts), 5U);
-    EXPECT_EQ(position(), 10 + 2 * 5 + 1);
-    database_.query("UPDATE stock SET qty = 1 WHERE sku = 'c'");
-    EXPECT_NE(as<Applied>(running->run_when_due(*all[6])), nullptr);
-    EXPECT_TRUE(all_are<Applied>(running->run({pointers.begin() + 7, pointers.end()})));
-    EXPECT_EQ(position(), 10 + 2 * 11 + 1);
-    EXPECT_EQ(effects(), 12);
-    // One that is given up, or was skipped, does not stand in the way.
-    auto later = message(of, 90, "m90", order("m90"), 1);
-    EXPECT_NE(as<Applied>(running->run(*later)), nullptr);
-    EXPECT_EQ(position(), 91);
-}
-
 TEST_P(ConsumerTransaction, a_statement_that_cannot_run_is_nobodys_fault) {
     config::SqlHandlerConfig config{.params = {},
                                     .statements = {{.sql = "UPDATE no_such_table SET a = 1"}}};
@@ -627,18 +411,6 @@ TEST_P(ConsumerTransaction, what_other_owners_have_left_is_waited_for_settled_or
     ASSERT_NE(as<Dead>(unknown), nullptr);
     EXPECT_EQ(as<Dead>(unknown)->why, DeadClass::unknown);
     EXPECT_TRUE(running->letter_published(*held, *as<Dead>(unknown)).has_value());
-    EXPECT_EQ(effects(), 1);
-}
-
-TEST_P(ConsumerTransaction, a_queue_without_partitions_needs_no_assign) {
-    auto queue = options();
-    queue.partitions = false;
-    auto running = start(queue);
-    EXPECT_EQ(begins(*running, of_), std::nullopt);
-    auto one = message(of_, 17, "m0", order("m0"));
-    EXPECT_NE(as<Applied>(running->run(*one)), nullptr);
-    EXPECT_NE(as<Duplicate>(running->run(*one)), nullptr);
-    EXPECT_EQ(database_.number("SELECT COUNT(*) FROM semel_assignments"), 0);
     EXPECT_EQ(effects(), 1);
 }
 

@@ -220,9 +220,9 @@ bool says_fatal(std::string_view body) {
 class HttpHandler final : public Handler {
   public:
     HttpHandler(runtime::Loop& loop, http::Client& client, http::Origin origin, std::string target,
-                milliseconds timeout, std::string name)
+                milliseconds timeout, HttpHandlerWays ways, std::string name)
         : state_(std::make_shared<State>(State{loop, client, std::move(origin), std::move(target),
-                                               timeout, std::move(name)})) {}
+                                               timeout, ways, std::move(name)})) {}
 
     void handle(const Message& message, const Attempt& attempt, Done done) override {
         state_->loop.spawn(run(state_, message, attempt, std::move(done)));
@@ -250,6 +250,7 @@ class HttpHandler final : public Handler {
         const http::Origin origin;
         const std::string target;
         const milliseconds timeout;
+        const HttpHandlerWays ways;
         const std::string name;
         std::unordered_set<Running*> running{};
     };
@@ -273,8 +274,13 @@ class HttpHandler final : public Handler {
                               .has_body = true};
         const http::Timeouts timeouts{
             .connect = connect_patience, .first_byte = state.timeout, .idle = state.timeout};
-        auto answered =
-            co_await state.client.call(state.origin, std::move(request), timeouts, &running.token);
+        auto answered = co_await state.client.call(state.origin, request, timeouts, &running.token);
+        if (const auto* error = std::get_if<http::CallError>(&answered);
+            error != nullptr && error->on_kept && state.ways.repeats_on_new_connection) {
+            request.own_connection = true;
+            answered = co_await state.client.call(state.origin, std::move(request), timeouts,
+                                                  &running.token);
+        }
         if (const auto* error = std::get_if<http::CallError>(&answered))
             co_return outcome_of(*error, state.name);
         const std::unique_ptr<http::Response> response =
@@ -284,6 +290,8 @@ class HttpHandler final : public Handler {
                   .after = retry_after_of(response->header("retry-after").value_or(""),
                                           state.loop.clock().wall_us())};
         const bool success = said.status >= 200 && said.status <= 299;
+        auto answer = std::make_shared<HandlerAnswer>();
+        answer->content_type = std::string(response->header("content-type").value_or(""));
         const bool json =
             response->header("content-type").value_or("").find("json") != std::string_view::npos;
         const base::SteadyTime now = state.loop.now();
@@ -308,6 +316,9 @@ class HttpHandler final : public Handler {
             if (piece.empty()) break;
             seen += piece.size();
             if (!success && json) kept += piece;
+            // Of one that is too large, enough to see that it is.
+            if (success && state.ways.answers && answer->body.size() <= answer_max_bytes)
+                answer->body += piece;
         }
         state.loop.cancel(timer);
         running.response = nullptr;
@@ -320,7 +331,11 @@ class HttpHandler final : public Handler {
                                           : " and its answer broke off (" + broken->detail + ")")};
         }
         said.fatal_body = !success && seen <= limit && says_fatal(kept);
-        co_return outcome_of(said, state.name);
+        HandlerOutcome outcome = outcome_of(said, state.name);
+        if (auto* handled = std::get_if<Handled>(&outcome);
+            handled != nullptr && !answer->body.empty())
+            handled->answer = std::move(answer);
+        co_return outcome;
     }
 
     std::shared_ptr<State> state_;
@@ -368,13 +383,16 @@ std::string http_handler_headers(const Message& message, const Attempt& attempt)
     out += "\r\nSemel-Fencing-Token: ";
     append_number(out, attempt.token.value);
     out += "\r\nSemel-Topic: ";
-    append_value(out, delivery.partition().topic, false);
+    // Of a delayed copy: what its first delivery said.
+    const brokers::Position where = message.copy_of.value_or(
+        brokers::Position{.partition = delivery.partition(), .offset = delivery.position()});
+    append_value(out, where.partition.topic, false);
     out += "\r\n";
     if (!delivery.properties) {  // a delivery tag of RabbitMQ says nothing to anybody else
         out += "Semel-Partition: ";
-        append_number(out, delivery.partition().number);
+        append_number(out, where.partition.number);
         out += "\r\nSemel-Offset: ";
-        append_number(out, delivery.position());
+        append_number(out, where.offset);
         out += "\r\n";
     }
     BoundedLines lines(out);
@@ -401,7 +419,8 @@ std::string http_handler_headers(const Message& message, const Attempt& attempt)
 }
 
 base::Result<std::unique_ptr<Handler>> make_http_handler(runtime::Loop& loop, http::Client& client,
-                                                         config::HttpHandlerConfig config) {
+                                                         config::HttpHandlerConfig config,
+                                                         HttpHandlerWays ways) {
     // Path and query are sent as they are written: a service may tell /orders/ from /orders.
     const auto scheme_end = config.url.find("://");
     const auto path_at = scheme_end == std::string::npos
@@ -422,7 +441,7 @@ base::Result<std::unique_ptr<Handler>> make_http_handler(runtime::Loop& loop, ht
                                      "write it percent-encoded"};
     }
     return std::unique_ptr<Handler>(std::make_unique<HttpHandler>(
-        loop, client, std::move(*origin), std::move(target), config.timeout, where));
+        loop, client, std::move(*origin), std::move(target), config.timeout, ways, where));
 }
 
 }  // namespace semel::consumer

@@ -27,11 +27,22 @@ inline constexpr std::size_t refusal_body_max_bytes = 64 * 1024;
 /// A longer Retry-After counts as this.
 inline constexpr std::chrono::hours retry_after_max{1};
 
+struct HttpHandlerWays {
+    /// The body of a 2xx that is not empty is the handler's answer.
+    bool answers = false;
+    /// A request on a connection that was kept, and that broke without a byte of an answer, is sent
+    /// once more, on a new one, under the same id: servers close connections that were idle without
+    /// a word. It may then run twice, as after any unknown outcome that is run again (on_unknown:
+    /// rerun); else it is an unknown outcome.
+    bool repeats_on_new_connection = true;
+};
+
 /// `client` is the loop's own and outlives the handler, as the loop does. `done` is called on the
 /// loop, never before handle returns. Destroying it leaves running calls to their end. Error
 /// invalid_argument: the URL.
 base::Result<std::unique_ptr<Handler>> make_http_handler(runtime::Loop& loop, http::Client& client,
-                                                         config::HttpHandlerConfig config);
+                                                         config::HttpHandlerConfig config,
+                                                         HttpHandlerWays ways = {});
 
 /// The header lines of a message, Content-Type included. Pure.
 std::string http_handler_headers(const Message& message, const Attempt& attempt);

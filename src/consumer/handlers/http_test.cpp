@@ -104,10 +104,11 @@ std::string reason_of(const HandlerOutcome& outcome) {
 /// The consumer's loop with its client and a handler for `url`.
 class Caller {
   public:
-    explicit Caller(const std::string& url, milliseconds timeout = 5s) {
+    explicit Caller(const std::string& url, milliseconds timeout = 5s, HttpHandlerWays ways = {}) {
         thread_.on([&] {
             client_ = http::make_client(thread_.loop);
-            auto made = make_http_handler(thread_.loop, *client_, {.url = url, .timeout = timeout});
+            auto made =
+                make_http_handler(thread_.loop, *client_, {.url = url, .timeout = timeout}, ways);
             EXPECT_TRUE(made) << (made ? "" : made.error().detail);
             handler_ = std::move(*made);
         });
@@ -487,6 +488,45 @@ TEST(HttpHandler, whoever_was_asked_and_did_not_say_leaves_the_outcome_unknown) 
         peer.close();
     });
     EXPECT_EQ(failed.find("failed 0: "), 0u) << "a failure is one by its status: " << failed;
+}
+
+TEST(HttpHandler, a_kept_connection_that_was_closed_meanwhile_is_nobodys_failure) {
+    RawListener listener;
+    const std::string url = "http://127.0.0.1:" + std::to_string(listener.port()) + "/orders";
+    constexpr std::string_view ok = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+    const auto on_kept_then = [&](Caller& caller, const std::function<void(Raw&)>& then) {
+        auto first = caller.start(MessageBuilder("i").value("first-words").build());
+        Raw peer = listener.accept();
+        EXPECT_NE(peer.until("first-words"), "");
+        EXPECT_TRUE(peer.send(ok));
+        EXPECT_EQ(kind_of(first.get()), "handled");
+        auto second = caller.start(MessageBuilder("j").value("second-words").build());
+        EXPECT_NE(peer.until("second-words"), "");  // on its way when the service hangs up
+        then(peer);
+        return second;
+    };
+    for (const bool reset : {false, true}) {
+        Caller caller(url);
+        auto second = on_kept_then(caller, [&](Raw& peer) { reset ? peer.reset() : peer.close(); });
+        Raw anew = listener.accept();
+        EXPECT_NE(anew.until("second-words").find("Idempotency-Key: j"), std::string::npos);
+        EXPECT_TRUE(anew.send(ok));
+        EXPECT_EQ(kind_of(second.get()), "handled");
+    }
+    {
+        // Closed once more, on a connection of its own: that is no idle connection any more.
+        Caller caller(url);
+        auto second = on_kept_then(caller, [](Raw& peer) { peer.close(); });
+        Raw anew = listener.accept();
+        EXPECT_NE(anew.until("second-words"), "");
+        anew.close();
+        EXPECT_EQ(kind_of(second.get()), "unknown");
+    }
+    {
+        Caller hold(url, 5s, {.repeats_on_new_connection = false});
+        auto second = on_kept_then(hold, [](Raw& peer) { peer.close(); });
+        EXPECT_EQ(kind_of(second.get()), "unknown") << "it may have been done, and is not asked";
+    }
 }
 
 TEST(HttpHandler, an_answer_that_trickles_does_not_hold_a_message_beyond_its_time) {

@@ -1,4 +1,4 @@
--- The inbox's tables, version 1. A statement ends with a semicolon at the end of a line; what stands between two @ is a name.
+-- The inbox's tables, version 2; what tables of version 1 lack is added by schema.cpp. A statement ends with a semicolon at the end of a line; what stands between two @ is a name.
 CREATE TABLE IF NOT EXISTS @schema@ (
     version integer PRIMARY KEY,
     applied_at timestamptz NOT NULL
@@ -17,8 +17,33 @@ CREATE TABLE IF NOT EXISTS @offsets@ (
     topic text COLLATE "C" NOT NULL,
     partition integer NOT NULL,
     next_offset bigint,
+    topic_id text,
     updated_at timestamptz NOT NULL,
     PRIMARY KEY (scope, topic, partition)
+);
+-- What a connection of a process runs in the process's own code at the moment: the key_hashes, one behind the other.
+CREATE TABLE IF NOT EXISTS @flights@ (
+    scope text COLLATE "C" NOT NULL,
+    process bytea NOT NULL,
+    connection integer NOT NULL,
+    topic text COLLATE "C" NOT NULL,
+    partition integer NOT NULL,
+    epoch bigint NOT NULL,
+    alone smallint NOT NULL,
+    members bytea NOT NULL,
+    updated_at timestamptz NOT NULL,
+    PRIMARY KEY (scope, process, connection)
+);
+-- Messages that a dead process left in flight, and which have not ended since.
+CREATE TABLE IF NOT EXISTS @crashes@ (
+    scope text COLLATE "C" NOT NULL,
+    key_hash bytea NOT NULL,
+    topic text COLLATE "C" NOT NULL,
+    partition integer NOT NULL,
+    deaths integer NOT NULL,
+    lone_deaths integer NOT NULL,
+    updated_at timestamptz NOT NULL,
+    PRIMARY KEY (scope, key_hash)
 );
 -- key_hash is what makes a message one: its columns beside are for people. fillfactor: a claim is followed by a completion.
 CREATE TABLE IF NOT EXISTS @dedup@ (

@@ -7,6 +7,7 @@ import java.util.concurrent.atomic.AtomicLong;
 import org.springframework.beans.factory.annotation.Value;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
+import org.springframework.boot.jdbc.autoconfigure.DataSourceAutoConfiguration;
 import org.springframework.context.annotation.Bean;
 import org.springframework.data.redis.core.StringRedisTemplate;
 import org.springframework.kafka.annotation.KafkaListener;
@@ -19,9 +20,11 @@ import tools.jackson.databind.json.JsonMapper;
 
 /**
  * The consumer that articles on idempotence teach: SET NX of the message's id in Redis, the effect (here: a counter), SET of
- * its state, and an acknowledgement for each message; concurrency 3. Prints its rates when bench.expect messages were seen.
+ * its state, and an acknowledgement for each message; what fails is marked so and not acknowledged; concurrency 3. Prints its
+ * rates when bench.expect messages were seen. With bench.effects its effects are also in a list of that name in Redis, where
+ * they outlive it, and messages with a negative quantity fail the first time.
  */
-@SpringBootApplication
+@SpringBootApplication(exclude = DataSourceAutoConfiguration.class)
 public class App {
     record Order(String messageId, String orderNo, int productId, int quantity, String pad) { }
 
@@ -29,13 +32,15 @@ public class App {
 
     private final StringRedisTemplate redis;
     private final long expect;
+    private final String list;
     private final ObjectMapper mapper = JsonMapper.builder().build();
     private final AtomicLong seen = new AtomicLong(), effects = new AtomicLong();
     private volatile long first, half;
 
-    public App(StringRedisTemplate redis, @Value("${bench.expect}") long expect) {
+    public App(StringRedisTemplate redis, @Value("${bench.expect}") long expect, @Value("${bench.effects:}") String list) {
         this.redis = redis;
         this.expect = expect;
+        this.list = list;
     }
 
     public static void main(String[] args) {
@@ -53,14 +58,28 @@ public class App {
 
     @KafkaListener(topics = "${bench.topic}", groupId = "${bench.group}", containerFactory = "eachAcknowledged")
     public void consume(String json, Acknowledgment acknowledgment) {
-        String key = "msg:dedup:" + mapper.readValue(json, Order.class).messageId();
+        Order order = mapper.readValue(json, Order.class);
+        String key = "msg:dedup:" + order.messageId();
         if (Boolean.TRUE.equals(redis.opsForValue().setIfAbsent(key, "PROCESSING", TTL_SECONDS, TimeUnit.SECONDS))
                 || !"PROCESSED".equals(redis.opsForValue().get(key))) {
-            effects.incrementAndGet();
+            try {
+                effect(order);
+            } catch (IllegalStateException failure) {
+                redis.opsForValue().set(key, "FAILED", TTL_SECONDS, TimeUnit.SECONDS);
+                return;  // not acknowledged, in the belief that it comes again
+            }
             redis.opsForValue().set(key, "PROCESSED", TTL_SECONDS, TimeUnit.SECONDS);
         }
         acknowledgment.acknowledge();
         count();
+    }
+
+    private void effect(Order order) {
+        effects.incrementAndGet();
+        if (list.isEmpty()) return;
+        if (order.quantity() < 0 && Boolean.TRUE.equals(redis.opsForValue().setIfAbsent("failed:" + order.messageId(), "once")))
+            throw new IllegalStateException("fails the first time");
+        redis.opsForList().rightPush(list, order.messageId());
     }
 
     private void count() {
