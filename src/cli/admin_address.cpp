@@ -11,6 +11,8 @@ namespace {
 /// Kept small: the admin address serves operators and scrapers.
 constexpr std::size_t admin_connections_max = 256;
 
+}  // namespace
+
 engine::SweeperOptions sweeping(const config::EngineConfig& engine, telemetry::Metrics& metrics) {
     const auto third = engine.lease / 3;
     engine::SweeperOptions options{.every = third, .takeover_grace = third};
@@ -21,8 +23,6 @@ engine::SweeperOptions sweeping(const config::EngineConfig& engine, telemetry::M
     options.on_purge_step = [&metrics](auto took) { metrics.purge_seconds.observe(took); };
     return options;
 }
-
-}  // namespace
 
 base::Result<void> AdminAddress::open(const AdminAround& around, engine::EngineOptions options,
                                       admin::Probes probes) {

@@ -31,6 +31,9 @@ struct AdminAround {
     telemetry::Metrics& metrics;
 };
 
+/// When and how a store is swept, as `engine` says. The metrics outlive the sweeper.
+engine::SweeperOptions sweeping(const config::EngineConfig& engine, telemetry::Metrics& metrics);
+
 /// For one thread.
 class AdminAddress {
   public:

@@ -110,7 +110,7 @@ void add_consumer(CLI::App& app, ConsumerCommandOptions& options, ConsumerResetO
     CLI::App* reset = consumer->add_subcommand("reset", "Move the positions of a Kafka consumer that does not run");
     reset->add_option("name", reset_options.name, "the consumer")->required();
     reset->add_option("--config", reset_options.config, "YAML file")->required();
-    reset->add_option("--to", reset_options.to, "earliest, latest, or an offset")->required();
+    reset->add_option("--to", reset_options.to, "earliest, latest, an offset, a time (2026-11-30T08:00:00Z), or how long ago (-2h)")->required();
     reset->add_option("--partition", reset_options.partition, "this partition alone")->check(CLI::NonNegativeNumber);
     reset->add_flag("--yes", reset_options.yes, "do it; without it the plan is shown and nothing is changed");
     reset->callback([&reset_options, &leaves, &code] { code = consumer_reset(reset_options, leaves); });
@@ -165,11 +165,12 @@ CLI::Option* add_duration(CLI::App* command, const char* name, std::chrono::mill
 void add_inbox(CLI::App* migrate, MigrateOptions& options) {
     CLI::Option* tables = migrate->add_flag("--inbox", options.inbox_tables,
                                             "the tables of the inbox (semel_assignments, semel_offsets, message_dedup) instead of the store's");
-    migrate->add_option("--consumer", options.consumer, "with --inbox: in the database of this consumer, instead of the store's")->needs(tables);
+    CLI::Option* consumer = migrate->add_option("--consumer", options.consumer,
+                                                "the store of this consumer; with --inbox: in the database of this consumer");
     CLI::Option* old = migrate->add_option("--old-dedup-table", options.old_table,
                                            "bring this table, keyed by message_id, to the shape of message_dedup");
     CLI::Option* scope = migrate->add_option("--scope", options.old.scope, "who consumes: its rows are known in this scope alone");
-    old->excludes(tables)->needs(scope);
+    old->excludes(tables)->excludes(consumer)->needs(scope);
     scope->needs(old);
     migrate->add_option("--source", options.old.source, "whose ids its rows are: a topic, a queue")->needs(old);
     add_duration(migrate, "--retention", options.old.retention, "7d", "how long its done ids stay known at least: longer than the latest redelivery")

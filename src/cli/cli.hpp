@@ -11,6 +11,7 @@
 #include "base/result.hpp"
 #include "brokers/publisher.hpp"
 #include "brokers/source.hpp"
+#include "cli/reset_target.hpp"
 #include "config/config.hpp"
 #include "core/store.hpp"
 #include "inbox/inbox.hpp"
@@ -59,7 +60,10 @@ struct SourceNames {
 struct BrokerFindings {
     std::vector<std::string> missing;  ///< Of what it reads: topics or its queue, each named in words.
     std::string letters_missing;       ///< Where its letters go, in words, if there is no such target; else empty.
-    std::string results_missing;       ///< The same of the results of handler ai.
+    std::string results_missing;       ///< The same of the answers of its handler.
+    std::vector<std::string> copies_missing;  ///< Where copies wait (retry.wait: broker), in words, as far as there is no such place.
+    std::vector<std::string> copies_wrong;    ///< Why what is there would lose copies: sentences.
+    std::vector<std::string> copies_left;     ///< Topics of copies that hold some, and of no configured delay: nobody reads them.
     /// How long the broker keeps its messages, the longest of its topics; nullopt: see `about_retention`.
     std::optional<std::chrono::milliseconds> retention;
     std::string about_retention;  ///< Why there is no such time, for people.
@@ -75,7 +79,8 @@ struct PositionToSet {
 struct ConsumerResetOptions {
     std::string config;
     std::string name;
-    std::string to;  ///< earliest, latest, or an offset.
+    std::string to;      ///< As it was written.
+    ResetTarget target;  ///< What it means.
     std::optional<std::int32_t> partition;
     bool yes = false;
 };

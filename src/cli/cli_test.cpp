@@ -511,7 +511,24 @@ TEST_F(CommandLine, the_inboxs_tables_of_a_consumer_are_made_in_its_own_database
     EXPECT_THAT(err, HasSubstr("there is no consumer other"));
     EXPECT_EQ(run_with({"store", "migrate", "--config", config_, "--consumer", "stock"}),
               exit_usage)
-        << "it belongs to --inbox";
+        << "it has no store of its own";
+    EXPECT_THAT(err, HasSubstr("there is no consumer stock with a store of its own"));
+}
+
+TEST_F(CommandLine, the_tables_of_a_consumers_own_store_are_made_there) {
+    plan = {"CREATE TABLE semel_records"};
+    std::ofstream(config_, std::ios::app)
+        << "consumers:\n"
+           "  - name: stock\n"
+           "    source: { kafka: { brokers: b, topics: [t], group: g } }\n"
+           "    store: { postgres: { url: \"postgresql://u:pw-hidden@db.internal/shop\" } }\n"
+           "    handler: { http: { url: \"http://127.0.0.1:1\" } }\n";
+    EXPECT_EQ(
+        run_with({"store", "migrate", "--config", config_, "--consumer", "stock", "--dry-run"}),
+        exit_ok)
+        << err;
+    EXPECT_EQ(out, "CREATE TABLE semel_records;\n");
+    EXPECT_THAT(err, HasSubstr("postgresql://db.internal/shop; nothing was changed"));
 }
 
 TEST_F(CommandLine, mock_upstream_gets_its_options_as_they_are) {
@@ -575,6 +592,9 @@ class ConsumerOutlook : public testing::Test {
     BrokerFindings broker_{.missing = {},
                            .letters_missing = {},
                            .results_missing = {},
+                           .copies_missing = {},
+                           .copies_wrong = {},
+                           .copies_left = {},
                            .retention = day * 3,
                            .about_retention = {}};
     std::optional<base::Error> error_;
@@ -631,7 +651,23 @@ TEST_F(ConsumerOutlook, what_is_away_is_asked_again_and_what_is_wrong_is_not) {
     EXPECT_FALSE(made_) << "a look of doctor's makes nothing";
     broker_.results_missing = "the topic results";
     EXPECT_THAT(look().wrong.at(0),
-                HasSubstr("handler.ai.result: the topic results does not exist"));
+                HasSubstr("results: the topic results does not exist"));
+}
+
+TEST_F(ConsumerOutlook, where_copies_wait_must_be_there_and_keep_them) {
+    broker_.copies_missing = {"the topic orders.shop.retry.1h"};
+    EXPECT_THAT(look().wrong.at(0), HasSubstr("orders.shop.retry.1h does not exist"));
+    EXPECT_THAT(look().wrong.at(0), HasSubstr("retry.create: true"));
+    broker_.copies_missing.clear();
+    broker_.copies_wrong = {"the topic orders.shop.retry.1h is compacted"};
+    EXPECT_THAT(look().wrong.at(0), HasSubstr("is compacted"));
+    broker_.copies_wrong.clear();
+    broker_.copies_left = {"orders.shop.retry.5m"};
+    EXPECT_TRUE(look().wrong.empty());
+    EXPECT_THAT(look().notes.at(0), HasSubstr("orders.shop.retry.5m is of no delay"));
+    EXPECT_THAT(
+        runs_in_words({.delays = {std::chrono::hours{1}}, .wait = config::RetryWait::broker}),
+        HasSubstr("which pass at the broker"));
 }
 
 TEST_F(ConsumerOutlook, promises_say_what_each_strategy_can_keep) {

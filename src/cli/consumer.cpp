@@ -103,6 +103,18 @@ void print_one(const json::object& one) {
     }
 }
 
+/// "observed 12: first 9, duplicate 3": what happened, without where the ids were found.
+std::string observed_in_words(const json::object& counts) {
+    std::string out;
+    for (const auto& [key, count] : counts) {
+        const std::string name(key.data(), key.size());
+        if (name.starts_with("id_from_") || (text_of(count) == "0" && name != "observed")) continue;
+        const char* const between = out.empty() ? "" : out.find(": ") == out.npos ? ": " : ", ";
+        out += between + name + " " + text_of(count);
+    }
+    return out;
+}
+
 void print_lag(const std::string& name, const json::value& lags) {
     for (const json::value& one : lags.at("partitions").as_array()) {
         std::printf("%-24s  %-32s  %9s  %12s  %12s  %8s\n", name.c_str(),
@@ -133,6 +145,8 @@ int consumer_list(const ConsumerCommandOptions& options) {
                     each.at("partitions").as_array().size(), text_of(each.at("source")).c_str());
         if (!each.at("reason").is_null())
             std::printf("    %s\n", text_of(each.at("reason")).c_str());
+        if (text_of(each.at("strategy")) == "observe")
+            std::printf("    %s\n", observed_in_words(each.at("counts").as_object()).c_str());
         for (const json::value& alarm : each.at("alarms").as_array())
             std::printf("    ! %s\n", text_of(alarm).c_str());
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "consumer/observer.hpp"
 #include "consumer/strategies/sql_template.hpp"
 #include "inbox/schema.hpp"
 
@@ -89,8 +90,21 @@ void look_at_broker(const ConsumerConfig& consumer, const Leaves& leaves, bool m
                                 " does not exist, so dead letters would have nowhere to go: make "
                                 "it, or set create: true, or dead_letter: stop");
     if (!found->results_missing.empty())
-        outlook.wrong.push_back("handler.ai.result: " + found->results_missing +
+        outlook.wrong.push_back("results: " + found->results_missing +
                                 " does not exist: make it, or name another");
+
+    for (const std::string& missing : found->copies_missing)
+        outlook.wrong.push_back("retry.wait: " + missing +
+                                " does not exist, so failed messages would have nowhere to wait: "
+                                "make it, or set retry.create: true, or wait: in_hand");
+    for (const std::string& wrong : found->copies_wrong)
+        outlook.wrong.push_back("retry.wait: " + wrong);
+    for (const std::string& left : found->copies_left)
+        outlook.notes.push_back(
+            "the topic " + left +
+            " is of no delay in retry.delays (or wait is in_hand): copies that "
+            "wait in it are not read; name its delay again until they are done, "
+            "or delete it");
 
     milliseconds needed = std::max(retention_least, delays_of(consumer) + retention_margin);
     if (found->retention)
@@ -117,6 +131,28 @@ void look_at_broker(const ConsumerConfig& consumer, const Leaves& leaves, bool m
                                 ", and the broker sets no limit to how late it may come again (" +
                                 found->about_retention +
                                 "): later than that, its effect happens again");
+}
+
+/// Of one that only looks: what it reads is to be there, and nothing is made.
+Outlook look_at_observed(const ConsumerConfig& consumer, const Leaves& leaves) {
+    ConsumerConfig source_alone = consumer;
+    source_alone.handler = {};
+    source_alone.retry = {};
+    source_alone.dead_letter = {};
+    source_alone.dead_letter.stop = true;
+    Outlook outlook;
+    const auto found = leaves.consumers.look(source_alone, false);
+    if (!found) {
+        auto& list =
+            found.error().code == base::ErrorCode::invalid_argument ? outlook.wrong : outlook.away;
+        list.push_back(found.error().detail);
+        return outlook;
+    }
+    for (const std::string& missing : found->missing)
+        outlook.notes.push_back(missing + " does not exist; the observer waits for it");
+    if (found->missing.empty())
+        outlook.good.push_back(source_in_words(consumer) + " can be reached and exists");
+    return outlook;
 }
 
 void look_at_database(const ConsumerConfig& consumer, const std::string& file, const Leaves& leaves,
@@ -166,11 +202,11 @@ void look_at_database(const ConsumerConfig& consumer, const std::string& file, c
 }  // namespace
 
 bool keeps_records_in_store(const ConsumerConfig& consumer) {
-    return consumer.strategy == ConsumerStrategy::store;
+    return !consumer.observe && consumer.strategy == ConsumerStrategy::store;
 }
 
 bool needs_group_of_one(const ConsumerConfig& consumer, const config::Config& config) {
-    return keeps_records_in_store(consumer) && !config.store.shared() &&
+    return keeps_records_in_store(consumer) && !config::store_of(consumer, config).shared() &&
            !consumer.accepts(config::Accept::unshared_store);
 }
 
@@ -205,7 +241,7 @@ base::Result<void> check_callbacks(const config::Config& config, const std::stri
             });
     };
     for (const ConsumerConfig& consumer : config.consumers) {
-        if (consumer.handler.kind != HandlerKind::callback) continue;
+        if (consumer.handler.kind != HandlerKind::callback || consumer.observe) continue;
         const bool transaction = consumer.strategy == ConsumerStrategy::transaction;
         if (transaction ? callbacks.transactions.contains(consumer.name)
                         : callbacks.functions.contains(consumer.name))
@@ -248,6 +284,7 @@ std::string source_in_words(const ConsumerConfig& consumer) {
 }
 
 std::string strategy_in_words(const ConsumerConfig& consumer) {
+    if (consumer.observe) return "observe";
     switch (consumer.strategy) {
         case ConsumerStrategy::store:
             return consumer.handler.kind == HandlerKind::ai ? "ai" : "store";
@@ -267,10 +304,12 @@ std::string runs_in_words(const config::RetryConfig& retry) {
     out += ", the last ones after ";
     for (std::size_t i = 0; i < retry.delays.size(); ++i)
         out += (i == 0 ? "" : ", ") + duration_in_words(retry.delays[i]);
+    if (retry.wait == config::RetryWait::broker) out += ", which pass at the broker";
     return out;
 }
 
 std::string promise_in_words(const ConsumerConfig& consumer, const config::Config& config) {
+    if (consumer.observe) return consumer::Observer::promise();
     switch (consumer.strategy) {
         case ConsumerStrategy::transaction:
             return "effects happen exactly once, also when the process is killed: the record of "
@@ -289,6 +328,10 @@ std::string promise_in_words(const ConsumerConfig& consumer, const config::Confi
         "and then it is ";
     out += consumer.hold_unknown ? "held as a dead letter of class unknown, not run again"
                                  : "run again under the same Idempotency-Key, and counted";
+    if (consumer.handler.results.any())
+        out +=
+            "; what the handler answers is published at least once, each copy with the same "
+            "bytes and id";
     if (needs_group_of_one(consumer, config))
         out += "; the store is not shared, so this process must be the only member of its group";
     return out;
@@ -296,6 +339,7 @@ std::string promise_in_words(const ConsumerConfig& consumer, const config::Confi
 
 Outlook look_at_consumer(const ConsumerConfig& consumer, const std::string& file,
                          const Leaves& leaves, bool make) {
+    if (consumer.observe) return look_at_observed(consumer, leaves);
     Outlook outlook;
     outlook.retention = consumer.retention.value_or(
         std::max(retention_least, delays_of(consumer) + retention_margin));

@@ -1,6 +1,7 @@
 // semel consumer reset: moves the positions of a Kafka consumer that does not run.
 #include <cstdio>
 
+#include "base/time.hpp"
 #include "cli/cli.hpp"
 #include "cli/consumer_outlook.hpp"
 #include "inbox/names.hpp"
@@ -21,6 +22,7 @@ base::Result<void> set_position(sql::Executor& executor, const config::ConsumerC
     const inbox::Tables tables(executor.dialect(), {.schema = consumer.database->schema});
     inbox::StatementBuilder statement(executor.dialect());
     statement.text("UPDATE " + tables.offsets + " SET next_offset = ").number(position.to);
+    statement.text(", topic_id = NULL");  // it is of the topic that there is now
     statement.text(" WHERE scope = ").label(consumer.scope);
     statement.text(" AND topic = ").label(position.topic);
     statement.text(" AND ").text(inbox::partition_column(executor.dialect()));
@@ -43,7 +45,11 @@ void print(const std::vector<PositionToSet>& positions) {
 
 }  // namespace
 
-int consumer_reset(const ConsumerResetOptions& options, const Leaves& leaves) {
+int consumer_reset(const ConsumerResetOptions& given, const Leaves& leaves) {
+    ConsumerResetOptions options = given;
+    const auto target = reset_target(options.to, base::system_clocks().wall_us() / 1000);
+    if (!target) return complain(exit_usage, target.error().detail);
+    options.target = *target;
     const auto config = config::load(options.config);
     if (!config) return complain(exit_usage, config.error().detail);
     const config::ConsumerConfig* consumer = nullptr;
@@ -60,6 +66,11 @@ int consumer_reset(const ConsumerResetOptions& options, const Leaves& leaves) {
         const bool wrong = planned.error().code == base::ErrorCode::invalid_argument;
         return complain(wrong ? exit_usage : exit_failed, planned.error().detail);
     }
+    if (options.target.kind == ResetTarget::Kind::time)
+        std::fprintf(stderr,
+                     "semel consumer reset: to the first message of %s or later, and to the end "
+                     "where there is none\n",
+                     time_in_words(options.target.at).c_str());
     print(*planned);
     std::fprintf(stderr,
                  "semel consumer reset: what is done stays known (dedup.retention), so messages "

@@ -1,16 +1,15 @@
 // The consumers of a process: made from the configuration, each on a loop and a thread of its own.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "admin/consumers.hpp"
 #include "cli/callbacks.hpp"
 #include "cli/cli.hpp"
+#include "cli/own_stores.hpp"
 #include "consumer/strategies/ai.hpp"
 #include "core/store.hpp"
 #include "telemetry/metrics.hpp"
@@ -27,9 +26,13 @@ struct ConsumersAround {
     std::string owner;     ///< Id of this process, as in the gateway's leases.
     std::string store_id;  ///< Of a store that is not shared.
     telemetry::Metrics& metrics;
-    consumer::AskChat ask;  ///< A turn of /api/chat.
-    Callbacks callbacks{};  ///< One for each consumer that has `handler: callback`.
+    consumer::AskChat ask;                  ///< A turn of /api/chat.
+    Callbacks callbacks{};                  ///< One for each consumer that has `handler: callback`.
+    bool accept_clock = false;              ///< For stores of consumers, as `serve --accept-clock`.
+    const OwnStores* own_stores = nullptr;  ///< Set by Consumers.
 };
+
+class OneConsumer;
 
 class Consumers {
   public:
@@ -39,7 +42,8 @@ class Consumers {
     Consumers(const Consumers&) = delete;
     Consumers& operator=(const Consumers&) = delete;
 
-    /// Looks at each one's broker and database and makes it. Blocks until each has been looked at
+    /// Opens the stores that they have for themselves, looks at each one's broker and database and
+    /// makes it. Blocks until each has been looked at
     /// once, some seconds. An Error: one of them can never run as it is configured, and is named.
     /// One whose broker or database is away is looked at again in the background.
     base::Result<void> prepare();
@@ -51,15 +55,17 @@ class Consumers {
 
     /// Why the process should be restarted; empty: no reason.
     [[nodiscard]] std::vector<std::string> not_alive() const;
+    /// Which of their stores do not answer, in sentences.
+    [[nodiscard]] std::vector<std::string> not_ready() const { return own_stores_->not_ready(); }
     [[nodiscard]] admin::ConsumerControls controls();
     [[nodiscard]] std::size_t size() const { return all_.size(); }
 
   private:
-    class One;
-    One* find(const std::string& name);
+    OneConsumer* find(const std::string& name);
 
     ConsumersAround around_;
-    std::vector<std::unique_ptr<One>> all_;
+    std::unique_ptr<OwnStores> own_stores_;
+    std::vector<std::unique_ptr<OneConsumer>> all_;
 };
 
 }  // namespace semel::cli

@@ -7,6 +7,7 @@
 #include "cli/consumer_outlook.hpp"
 #include "cli/guarantees.hpp"
 #include "cli/http_call.hpp"
+#include "cli/own_stores.hpp"
 #include "cli/sockets.hpp"
 
 namespace semel::cli {
@@ -174,8 +175,8 @@ void look_at_shared_store(const config::Config& config, const std::string& file,
     opened->store->stop();
 }
 
-void look_at_store(const config::Config& config, const std::string& file, bool running,
-                   const Leaves& leaves, Findings& findings) {
+void look_at_one_store(const config::Config& config, const std::string& file, bool running,
+                       const Leaves& leaves, Findings& findings) {
     switch (config.store.kind) {
         case config::StoreKind::memory:
             findings.add(Grade::note, "store", durability_in_words(config.store));
@@ -189,7 +190,14 @@ void look_at_store(const config::Config& config, const std::string& file, bool r
             look_at_shared_store(config, file, leaves, findings);
             break;
     }
+}
+
+void look_at_store(const config::Config& config, const std::string& file, bool running,
+                   const Leaves& leaves, Findings& findings) {
+    look_at_one_store(config, file, running, leaves, findings);
     look_at_spool(config, findings);
+    for (const config::Config& own : configs_of_own_stores(config))
+        look_at_one_store(own, file, running, leaves, findings);
 }
 
 void look_at_callers(const config::Config& config, Findings& findings) {
@@ -244,12 +252,13 @@ void look_at_consumers(const config::Config& config, const std::string& file, co
         const auto add = [&](Grade grade, const std::string& text) {
             findings.add(grade, "consumer", consumer.name + ": " + text);
         };
-        add(Grade::good, "strategy " + strategy_in_words(consumer) + ": " +
-                             promise_in_words(consumer, config));
+        add(Grade::good,
+            "strategy " + strategy_in_words(consumer) + ": " + promise_in_words(consumer, config));
         const Outlook outlook = look_at_consumer(consumer, file, leaves, false);
-        add(Grade::good, runs_in_words(consumer.retry) + "; done ids stay known for " +
-                             duration_in_words(outlook.retention) + ", dead ones for " +
-                             duration_in_words(consumer.retention_dead));
+        if (!consumer.observe)
+            add(Grade::good, runs_in_words(consumer.retry) + "; done ids stay known for " +
+                                 duration_in_words(outlook.retention) + ", dead ones for " +
+                                 duration_in_words(consumer.retention_dead));
         for (const std::string& text : outlook.good) add(Grade::good, text);
         for (const std::string& text : outlook.notes) add(Grade::note, text);
         for (const std::string& text : outlook.wrong) add(Grade::bad, text);

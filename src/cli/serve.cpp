@@ -126,7 +126,7 @@ class Serving {
 
   private:
     base::Result<void> open(bool accept_clock);
-    base::Result<void> open_consumers();
+    base::Result<void> open_consumers(bool accept_clock);
     base::Result<void> listen();
     base::Result<void> listen_to_peers(engine::EngineOptions& options);
     void start();
@@ -215,7 +215,7 @@ base::Result<void> Serving::open(bool accept_clock) {
     return {};
 }
 
-base::Result<void> Serving::open_consumers() {
+base::Result<void> Serving::open_consumers(bool accept_clock) {
     if (config_.consumers.empty()) return {};
     std::string store_id;
     if (!config_.store.shared()) {
@@ -251,7 +251,8 @@ base::Result<void> Serving::open_consumers() {
                                                              .owner = owner_,
                                                              .store_id = std::move(store_id),
                                                              .metrics = metrics_,
-                                                             .ask = ask});
+                                                             .ask = ask,
+                                                             .accept_clock = accept_clock});
     return consumers_->prepare();
 }
 
@@ -352,6 +353,10 @@ admin::Probes Serving::probes() {
         if (draining_) reasons.emplace_back("draining: running calls end, nothing new is taken");
         if (const auto health = store_->health(); !health)
             reasons.push_back("store: " + health.error().detail);
+        if (consumers_) {
+            for (std::string& reason : consumers_->not_ready())
+                reasons.push_back(std::move(reason));
+        }
         return reasons;
     };
     probes.metrics = [this] { return metrics_.render(); };
@@ -447,7 +452,7 @@ void Serving::run(bool accept_clock) {
     };
 
     auto ready = open(accept_clock);
-    if (ready) ready = open_consumers();
+    if (ready) ready = open_consumers(accept_clock);
     if (ready) ready = listen();
     if (!ready) {
         std::fprintf(stderr, "semel serve: %s\n", ready.error().detail.c_str());

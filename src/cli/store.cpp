@@ -136,6 +136,16 @@ int old_table_migrate(const MigrateOptions& options, const config::Config& confi
     return exit_ok;
 }
 
+base::Result<config::StoreConfig> own_store_of(const std::string& name,
+                                              const config::Config& config) {
+    for (const config::ConsumerConfig& one : config.consumers) {
+        if (one.name == name && one.store) return *one.store;
+    }
+    return base::Error{.detail = "there is no consumer " + name +
+                                 " with a store of its own; for the tables in a consumer's "
+                                 "database say --inbox too"};
+}
+
 /// The tables in a consumer's own database.
 int consumer_migrate(MigrateOptions options, config::Config config, const Leaves& leaves) {
     const config::ConsumerConfig* found = nullptr;
@@ -185,10 +195,18 @@ base::Result<OpenedStore> open_as_it_is(const config::Config& config, const Leav
 }
 
 int store_migrate(const MigrateOptions& options, const Leaves& leaves) {
-    const auto config = config::load(options.config);
+    auto config = config::load(options.config);
     if (!config) {
         std::fprintf(stderr, "semel store migrate: %s\n", config.error().detail.c_str());
         return exit_usage;
+    }
+    if (!options.consumer.empty() && !options.inbox_tables) {
+        const auto own = own_store_of(options.consumer, *config);
+        if (!own) {
+            std::fprintf(stderr, "semel store migrate: %s\n", own.error().detail.c_str());
+            return exit_usage;
+        }
+        config->store = *own;
     }
     const std::string store = store_in_words(config->store);
     const bool old_table = !options.old_table.empty();

@@ -12,6 +12,7 @@
 
 #include "base/result.hpp"
 #include "config/consumers.hpp"
+#include "config/store_config.hpp"
 
 namespace semel::config {
 
@@ -29,48 +30,6 @@ struct PeerConfig {
     Address listen{.host = "127.0.0.1", .port = 0};
     std::string advertise_host;        ///< Empty (auto): the listen address, or the machine's.
     std::uint16_t advertise_port = 0;  ///< 0: the one that is listened on.
-};
-
-enum class StoreKind { memory, rocksdb, redis, postgres, mysql };
-enum class StoreDurability { sync, async };
-/// Of store.redis; its user, passwords and URL enter no message.
-struct RedisConfig {
-    std::string url;
-    std::string shown_url;  ///< Without user and password, for messages and logs.
-    bool cluster = false;
-    unsigned wait_replicas = 0;
-    milliseconds wait_timeout{500};
-    std::string ca_file;
-    std::string sentinel_user;
-    std::string sentinel_password;
-    bool accept_eviction = false;
-    std::string prefix = "semel";
-};
-/// Of store.postgres; its user, password and URL enter no message.
-struct PostgresConfig {
-    std::string url;
-    std::string shown_url;  ///< Hosts, database and what is harmless of the rest; for messages and logs.
-    std::string schema;     ///< Empty: the store's default.
-    unsigned connections = 4;
-    bool migrate = true;  ///< Make or update the tables at the start.
-};
-/// Of store.mysql; the same.
-struct MysqlConfig {
-    std::string url;
-    std::string shown_url;
-    unsigned connections = 4;
-    bool migrate = true;
-};
-struct StoreConfig {
-    StoreKind kind = StoreKind::rocksdb;
-    std::string path = "./semel-data";
-    StoreDurability durability = StoreDurability::sync;
-    RedisConfig redis;
-    PostgresConfig postgres;
-    MysqlConfig mysql;
-    [[nodiscard]] bool shared() const;      ///< Other processes may use the same store.
-    [[nodiscard]] bool has_tables() const;  ///< It keeps tables in a database, which are migrated.
-    [[nodiscard]] bool migrates() const;    ///< With tables: they are made or updated at the start.
 };
 
 /// When and in which steps expired records are removed.
@@ -153,6 +112,11 @@ struct Config {
     std::vector<ConsumerConfig> consumers;
     std::vector<std::string> warnings;  ///< What is legal and probably not meant; logged at start.
 };
+
+/// Where the records of a consumer with `strategy: store` lie: in its own store, or the process's.
+inline const StoreConfig& store_of(const ConsumerConfig& consumer, const Config& config) {
+    return consumer.store ? *consumer.store : config.store;
+}
 
 /// Looks up an environment variable; a seam for tests.
 using Environment = std::function<std::optional<std::string>(const std::string&)>;

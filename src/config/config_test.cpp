@@ -7,37 +7,14 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
-#include <sstream>
+#include <string>
+
+#include "config/testing.hpp"
 
 namespace semel::config {
 namespace {
 
 using namespace std::chrono_literals;
-
-std::optional<std::string> environment(const std::string& name) {
-    static const std::map<std::string, std::string> variables{
-        {"WEB_TOKEN", "web-token"},     {"WEB_TOKEN_OLD", "web-token-old"},
-        {"APP_TOKEN", "app-token"},     {"SAME_TOKEN", "web-token"},
-        {"API_KEY", "sk-hidden"},       {"EMPTY", ""},
-        {"LINE", "sk-hidden\n"},        {"PORT", "9999"},
-        {"SECRET", "0123456789abcdef"}, {"SHORT", "short"},
-        {"REDIS_PASSWORD", "pw-hidden"}};
-    const auto found = variables.find(name);
-    if (found == variables.end()) return std::nullopt;
-    return found->second;
-}
-
-base::Result<Config> read(std::string_view yaml) { return parse(yaml, "semel.yaml", environment); }
-
-/// Ends the test with the message where the text is refused.
-Config accepted(std::string_view yaml) {
-    auto result = read(yaml);
-    if (!result) {
-        ADD_FAILURE() << result.error().detail << "\n" << yaml;
-        return {};
-    }
-    return *result;
-}
 
 TEST(Config, an_empty_file_gives_the_documented_defaults) {
     const Config config = accepted("");
@@ -422,28 +399,6 @@ TEST(Config, says_what_is_wrong_where_and_what_to_do) {
     }
 }
 
-TEST(Config, a_redis_store_has_defaults_of_its_own_because_others_share_it) {
-    const Config config = accepted("store: { redis: { url: 'redis://127.0.0.1:6379/0' } }");
-    EXPECT_EQ(config.store.kind, StoreKind::redis);
-    EXPECT_TRUE(config.store.shared());
-    EXPECT_EQ(config.store.redis.url, "redis://127.0.0.1:6379/0");
-    EXPECT_FALSE(config.store.redis.cluster);
-    EXPECT_EQ(config.store.redis.wait_replicas, 0u);
-    EXPECT_EQ(config.store.redis.wait_timeout, 500ms);
-    EXPECT_FALSE(config.store.redis.accept_eviction);
-    EXPECT_EQ(config.store.redis.prefix, "semel");
-    EXPECT_EQ(config.engine.lease, 30s);
-    EXPECT_EQ(config.spool_path, "./semel-spool");
-    EXPECT_EQ(config.warnings.size(), 1u);  // no upstreams
-
-    const Config chosen = accepted(
-        "store: { redis: { url: 'redis://a' } }\nengine: { lease: 5s }\nspool: { path: '' }");
-    EXPECT_EQ(chosen.engine.lease, 5s);
-    EXPECT_EQ(chosen.spool_path, "");
-    EXPECT_FALSE(accepted("").store.shared());
-    EXPECT_FALSE(accepted("store: { memory: {} }").store.shared());
-}
-
 TEST(Config, a_peer_address_is_any_free_port_of_the_machine_itself_unless_told_otherwise) {
     const std::string redis = "store: { redis: { url: 'redis://a' } }\n";
     const auto peer = [&](const std::string& keys) { return accepted(redis + keys).peer; };
@@ -461,108 +416,6 @@ TEST(Config, a_peer_address_is_any_free_port_of_the_machine_itself_unless_told_o
     EXPECT_EQ(peer("peer: { advertise: '[fd00::7]' }").advertise_host, "fd00::7");
     EXPECT_EQ(peer("peer: { advertise: '[fd00::7]:1' }").advertise_port, 1);
     EXPECT_EQ(accepted("peer: {}").warnings.size(), 2u) << "no effect on an embedded store";
-}
-
-TEST(Config, reads_every_key_of_a_redis_store_and_shows_no_password) {
-    const Config config = accepted(R"(
-store:
-  redis:
-    url: "rediss-sentinel://semel:${REDIS_PASSWORD}@s1:26379,s2:26379/3#main"
-    cluster: false
-    wait_replicas: 2
-    wait_timeout: 250ms
-    ca_file: /etc/redis-ca.pem
-    sentinel_user: watcher
-    sentinel_password: "${REDIS_PASSWORD}"
-    accept_eviction: true
-    prefix: shop:prod-1
-)");
-    const RedisConfig& redis = config.store.redis;
-    EXPECT_EQ(redis.url, "rediss-sentinel://semel:pw-hidden@s1:26379,s2:26379/3#main");
-    EXPECT_EQ(redis.shown_url, "rediss-sentinel://s1:26379,s2:26379/3#main");
-    EXPECT_EQ(redis.wait_replicas, 2u);
-    EXPECT_EQ(redis.wait_timeout, 250ms);
-    EXPECT_EQ(redis.ca_file, "/etc/redis-ca.pem");
-    EXPECT_EQ(redis.sentinel_user, "watcher");
-    EXPECT_EQ(redis.sentinel_password, "pw-hidden");
-    EXPECT_TRUE(redis.accept_eviction);
-    EXPECT_EQ(redis.prefix, "shop:prod-1");
-    EXPECT_EQ(config.warnings.size(),
-              1u);  // no upstreams: a password from the environment is right
-
-    const auto shown = [](const std::string& url) {
-        return accepted("store: { redis: { url: '" + url + "' } }").store.redis.shown_url;
-    };
-    EXPECT_EQ(shown("redis://:pw@h:1/2"), "redis://h:1/2");
-    EXPECT_EQ(shown("redis://u:p/w@x@h:1/2"), "redis://h:1/2");  // a password badly written
-    EXPECT_EQ(shown("unix://u:pw@/run/redis.sock?db=1"), "unix:///run/redis.sock?db=1");
-    EXPECT_EQ(shown("unix:///run/a@b.sock"), "unix:///run/a@b.sock");
-}
-
-TEST(Config, a_database_as_store_has_the_defaults_of_a_shared_one) {
-    const Config postgres =
-        accepted("store: { postgres: { url: 'postgresql://semel@127.0.0.1:5432/semel' } }");
-    EXPECT_EQ(postgres.store.kind, StoreKind::postgres);
-    EXPECT_EQ(postgres.store.postgres.url, "postgresql://semel@127.0.0.1:5432/semel");
-    EXPECT_EQ(postgres.store.postgres.schema, "");
-    EXPECT_EQ(postgres.store.postgres.connections, 4u);
-    EXPECT_TRUE(postgres.store.postgres.migrate);
-    const Config mysql =
-        accepted("store: { mysql: { url: 'mysql://semel:${REDIS_PASSWORD}@127.0.0.1/semel' } }");
-    EXPECT_EQ(mysql.store.kind, StoreKind::mysql);
-    EXPECT_EQ(mysql.store.mysql.url, "mysql://semel:pw-hidden@127.0.0.1/semel");
-    EXPECT_EQ(mysql.store.mysql.connections, 4u);
-    EXPECT_TRUE(mysql.store.mysql.migrate);
-    for (const Config* config : {&postgres, &mysql}) {
-        EXPECT_TRUE(config->store.shared());
-        EXPECT_TRUE(config->store.has_tables());
-        EXPECT_EQ(config->engine.lease, 30s);
-        EXPECT_EQ(config->spool_path, "./semel-spool");
-        EXPECT_EQ(config->warnings.size(), 1u) << config->warnings.back();  // no upstreams
-    }
-    EXPECT_FALSE(accepted("store: { redis: { url: 'redis://a' } }").store.has_tables());
-    EXPECT_FALSE(accepted("").store.has_tables());
-
-    const Config chosen = accepted(
-        "store: { postgres: { url: 'postgres://h/d', schema: shop_1, connections: 9, migrate: "
-        "false } }");
-    EXPECT_EQ(chosen.store.postgres.schema, "shop_1");
-    EXPECT_EQ(chosen.store.postgres.connections, 9u);
-    EXPECT_FALSE(chosen.store.postgres.migrate);
-    const Config other =
-        accepted("store: { mysql: { url: 'mysql://h/d', connections: 1, migrate: false } }");
-    EXPECT_EQ(other.store.mysql.connections, 1u);
-    EXPECT_FALSE(other.store.mysql.migrate);
-}
-
-TEST(Config, what_is_shown_of_a_databases_url_holds_no_password_however_badly_it_is_written) {
-    const std::vector<std::pair<std::string, std::string>> postgres{
-        {"postgresql://semel@h:1/d", "postgresql://h:1/d"},
-        {"postgresql://u:pw@h1:1,h2:2/d?target_session_attrs=primary",
-         "postgresql://h1:1,h2:2/d?target_session_attrs=primary"},
-        {"postgresql://u:p/w@x@h/d?sslmode=require", "postgresql://h/d?sslmode=require"},
-        {"postgresql:///d?host=/run/pg&user=u&password=pw&sslmode=disable",
-         "postgresql:///d?host=/run/pg&sslmode=disable"},
-        {"postgresql://h/d?passw%6frd=pw", "postgresql://h/d"},
-        {"postgresql://h/d?sslpassword=pw&sslkey=k", "postgresql://h/d"},
-        {"postgresql://h/d?password=p@w", "postgresql://…"},
-        {"postgresql://u:p?w@h/d", "postgresql://…"},
-        {"postgresql://u:p@w?x@h/d", "postgresql://…"},
-        {"postgresql://u:pw@[::1]:1/d?", "postgresql://[::1]:1/d"},
-        {"postgresql://", "postgresql://"}};
-    for (const auto& [url, text] : postgres) {
-        const Config config = accepted("store: { postgres: { url: '" + url + "' } }");
-        EXPECT_EQ(config.store.postgres.shown_url, text);
-        EXPECT_EQ(config.store.postgres.url, url);
-    }
-    const std::vector<std::pair<std::string, std::string>> mysql{
-        {"mysql://u:pw@h:1/d", "mysql://h:1/d"},
-        {"mysql://u:pw@/d?socket=/run/m.sock&tls=verify&ca_file=/ca.pem&x=pw",
-         "mysql:///d?socket=/run/m.sock&tls=verify&ca_file=/ca.pem"},
-        {"mysql://u:p?w@h/d", "mysql://…"}};
-    for (const auto& [url, text] : mysql) {
-        EXPECT_EQ(accepted("store: { mysql: { url: '" + url + "' } }").store.mysql.shown_url, text);
-    }
 }
 
 TEST(Config, clean_up_runs_all_day_unless_told_when) {
@@ -683,36 +536,16 @@ TEST(Config, random_bytes_never_crash_it) {
 }
 
 TEST(Config, the_reference_page_names_every_key) {
-    std::ifstream file(SEMEL_CONFIG_PAGE);
-    ASSERT_TRUE(file) << SEMEL_CONFIG_PAGE;
-    const std::string page((std::istreambuf_iterator<char>(file)), {});
-    const std::string stray = "no_such_key_of_any_map: 1";
-    std::size_t keys = 0;
-    for (const std::string& yaml :
-         {stray, "store: { rocksdb: { " + stray + " } }", "store: { redis: { " + stray + " } }",
-          "store: { postgres: { " + stray + " } }", "store: { mysql: { " + stray + " } }",
-          "store: { " + stray + " }", "engine: { cleanup: { " + stray + " } }",
-          "engine: { " + stray + " }", "engine: { retention: { " + stray + " } }",
-          "clients: [ { " + stray + " } ]", "upstreams: [ { " + stray + " } ]",
-          "routes: { " + stray + " }", "routes: { /api/chat: { " + stray + " } }",
-          "gateway: { " + stray + " }", "memory: { " + stray + " }", "record: { " + stray + " }",
-          "spool: { " + stray + " }"}) {
-        const std::string message = read(yaml).error().detail;
-        const std::string marker = "known here: ";
-        const std::size_t at = message.find(marker);
-        ASSERT_NE(at, std::string::npos) << message;
-        std::istringstream names(message.substr(at + marker.size()));
-        for (std::string name; std::getline(names >> std::ws, name, ',');) {
-            ++keys;
-            const bool named = page.find("`" + name + "`") != std::string::npos ||
-                               page.find("." + name + ".") != std::string::npos ||
-                               page.find("." + name + "`") != std::string::npos ||
-                               page.find("`" + name + ".") != std::string::npos ||
-                               page.find("## `" + name + "`") != std::string::npos;
-            EXPECT_TRUE(named) << name << " of " << yaml;
-        }
-    }
-    EXPECT_GT(keys, 50u);
+    const std::string in = "{ " + std::string(stray_key) + " }";
+    EXPECT_GT(
+        keys_on_the_reference_page(
+            {std::string(stray_key), "store: { rocksdb: " + in + " }",
+             "store: { redis: " + in + " }", "store: { postgres: " + in + " }",
+             "store: { mysql: " + in + " }", "store: " + in, "engine: { cleanup: " + in + " }",
+             "engine: " + in, "engine: { retention: " + in + " }", "clients: [ " + in + " ]",
+             "upstreams: [ " + in + " ]", "routes: " + in, "routes: { /api/chat: " + in + " }",
+             "gateway: " + in, "memory: " + in, "record: " + in, "spool: " + in}),
+        50u);
 }
 
 TEST(Config, load_reads_a_file_and_the_environment_of_the_process) {

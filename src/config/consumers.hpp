@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-namespace semel::config {
+#include "config/store_config.hpp"
 
-using std::chrono::milliseconds;
+namespace semel::config {
 
 /// Where a value of a message comes from.
 enum class ValueFrom : std::uint8_t {
@@ -65,8 +65,8 @@ struct RabbitmqSourceConfig {
     std::string url;
     std::string shown_url;  ///< Without user and password.
     std::string queue;
-    std::uint16_t prefetch = 100;
-    bool declare = false;  ///< The queue is declared as said below; else it must exist.
+    std::uint16_t prefetch = 0;  ///< Never 0 once it is read: see usual_prefetch().
+    bool declare = false;        ///< The queue is declared as said below; else it must exist.
     bool quorum = true;
     bool single_active_consumer = false;
     std::string dead_letter_exchange;
@@ -107,10 +107,16 @@ struct AiHandlerConfig {
     std::string tenant;
     std::optional<ValueSpec> user, session;
     ValueSpec prompt;
-    std::string model;         ///< Empty: the default of /api/chat.
-    std::string result_topic;  ///< Topic (Kafka) or queue (RabbitMQ) of the results; empty: none
-                               ///< are published.
+    std::string model;  ///< Empty: the default of /api/chat.
+};
+/// Where the answers of a handler are published: `results`, of handler ai handler.ai.result.
+struct ResultsConfig {
+    std::string topic;     ///< Kafka.
+    std::string queue;     ///< RabbitMQ; with `exchange` empty.
+    std::string exchange;  ///< RabbitMQ: published there, under the queue's name as routing key.
     OnDuplicate on_duplicate = OnDuplicate::silent;
+    /// False: what handlers answer is dropped.
+    [[nodiscard]] bool any() const { return !topic.empty() || !queue.empty() || !exchange.empty(); }
 };
 /// callback: a function of the program that links the library.
 enum class HandlerKind : std::uint8_t { none, http, sql, ai, callback };
@@ -119,6 +125,7 @@ struct HandlerConfig {
     HttpHandlerConfig http;
     SqlHandlerConfig sql;
     AiHandlerConfig ai;
+    ResultsConfig results;
 };
 
 enum class OnSuperseded : std::uint8_t { dead_letter, ack };
@@ -136,6 +143,11 @@ struct StateConfig {
     OnSuperseded on_superseded = OnSuperseded::dead_letter;
 };
 
+/// Where a failed message is while one of `delays` passes.
+enum class RetryWait : std::uint8_t {
+    in_hand,  ///< In the process, unsettled.
+    broker,   ///< At the broker, as a copy; the original is settled.
+};
 struct RetryConfig {
     std::uint32_t attempts = 3;  ///< Runs in place, the first included.
     std::uint32_t crashes = 5;   ///< Deaths of the process while this message ran alone.
@@ -144,6 +156,8 @@ struct RetryConfig {
     milliseconds max{60'000};
     double jitter = 0.2;
     std::vector<milliseconds> delays;  ///< One more run each, after that long.
+    RetryWait wait = RetryWait::in_hand;
+    bool create = false;  ///< The topics or queues of copies are made at the start if missing.
 };
 
 enum class LetterBody : std::uint8_t { raw, envelope };
@@ -163,6 +177,7 @@ enum class Accept : std::uint8_t { short_dedup, unshared_store };
 
 struct ConsumerConfig {
     std::string name;
+    bool observe = false;  ///< mode: observe: messages are looked at and counted, nothing else.
     std::optional<KafkaSourceConfig> kafka;  ///< Exactly one of the two.
     std::optional<RabbitmqSourceConfig> rabbitmq;
     std::string scope;  ///< Never empty: default <group>/<name>, on RabbitMQ <queue>/<name>.
@@ -170,6 +185,7 @@ struct ConsumerConfig {
     std::optional<ValueSpec> business_key;
     Payload payload = Payload::json;
     ConsumerStrategy strategy = ConsumerStrategy::store;
+    std::optional<StoreConfig> store;        ///< Its own, of strategy store; empty: the process's.
     std::optional<DatabaseConfig> database;  ///< Set for table, transaction, state.
     HandlerConfig handler;
     StateConfig state;  ///< Strategy state only.
@@ -192,6 +208,16 @@ struct ConsumerConfig {
     }
     [[nodiscard]] bool accepts(Accept what) const { return accept.contains(what); }
 };
+
+/// Where copies wait (retry.wait: broker): <topic>.<group>.retry.<delay>, on RabbitMQ
+/// <queue>.<consumer>.retry.<delay>; one for each of retry.delays, in their order. `topic`: one of
+/// the consumer's topics, or its queue.
+std::vector<std::string> copy_targets(const ConsumerConfig& consumer, const std::string& topic);
+/// Those of all topics of the consumer, each once. Empty: failed messages wait in hand, or none is
+/// run (mode: observe).
+std::vector<std::string> all_copy_targets(const ConsumerConfig& consumer);
+/// A duration as the configuration writes it, exactly: "7d", "90s", "1500ms".
+std::string duration_word(milliseconds duration);
 
 /// True if `topic`, a name or a pattern that begins with "^", takes in `name`.
 bool takes_in(const std::string& topic, const std::string& name);

@@ -217,7 +217,7 @@ StoreConfig read_store(const Map& root, std::vector<std::string>& warnings) {
     StoreConfig store;
     const YAML::Node* node = root.find("store");
     if (node == nullptr) return store;
-    const Map kinds(root.document(), *node, "store",
+    const Map kinds(root.document(), *node, root.path("store"),
                     {"memory", "rocksdb", "redis", "postgres", "mysql"});
     if (kinds.entries().size() != 1) {
         root.refuse("store",
@@ -225,13 +225,13 @@ StoreConfig read_store(const Map& root, std::vector<std::string>& warnings) {
                     "rocksdb: { path: ./semel-data }");
     }
     if (const YAML::Node* memory = kinds.find("memory")) {
-        const Map none(root.document(), *memory, "store.memory", {});
+        const Map none(root.document(), *memory, kinds.path("memory"), {});
         store.kind = StoreKind::memory;
         return store;
     }
     if (const YAML::Node* redis = kinds.find("redis")) {
         store.kind = StoreKind::redis;
-        const Map map(root.document(), *redis, "store.redis",
+        const Map map(root.document(), *redis, kinds.path("redis"),
                       {"url", "cluster", "wait_replicas", "wait_timeout", "ca_file",
                        "sentinel_user", "sentinel_password", "accept_eviction", "prefix"});
         store.redis = read_redis(map, warnings);
@@ -239,18 +239,17 @@ StoreConfig read_store(const Map& root, std::vector<std::string>& warnings) {
     }
     if (const YAML::Node* postgres = kinds.find("postgres")) {
         store.kind = StoreKind::postgres;
-        const Map map(root.document(), *postgres, "store.postgres",
-                      postgres_keys);
+        const Map map(root.document(), *postgres, kinds.path("postgres"), postgres_keys);
         store.postgres = read_postgres(map, warnings);
         return store;
     }
     if (const YAML::Node* mysql = kinds.find("mysql")) {
         store.kind = StoreKind::mysql;
-        const Map map(root.document(), *mysql, "store.mysql", mysql_keys);
+        const Map map(root.document(), *mysql, kinds.path("mysql"), mysql_keys);
         store.mysql = read_mysql(map, warnings);
         return store;
     }
-    const Map rocksdb(root.document(), *kinds.find("rocksdb"), "store.rocksdb",
+    const Map rocksdb(root.document(), *kinds.find("rocksdb"), kinds.path("rocksdb"),
                       {"path", "durability"});
     rocksdb.read("path", store.path);
     if (store.path.empty()) rocksdb.refuse("path", " must name a directory");

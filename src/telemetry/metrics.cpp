@@ -158,7 +158,17 @@ constexpr Description of_consumers[] = {
     {"semel_message_suspects_total",
      "Messages run alone because their owners died while they ran."},
     {"semel_dead_letters_total", "Messages given up on, their letters confirmed, by class."},
+    {"semel_observed_messages_total", "Messages seen under mode: observe, by what they would be."},
+    {"semel_observed_ids_total", "Ids of these, by the place they were found in."},
+    {"semel_observed_forgotten_total",
+     "Ids that made room for later ones; what comes again after that counts as first."},
     {"semel_dead_letters_failed_total", "Letters that were not confirmed, and are repeated."},
+    {"semel_retry_copies_total", "Failed messages that went to wait at the broker, confirmed."},
+    {"semel_retry_copies_failed_total",
+     "Copies that were not confirmed; their messages stay in hand."},
+    {"semel_retry_copies_waiting",
+     "Copies that wait in topics of Kafka, over the partitions of this process.",
+     MetricType::Gauge},
     {"semel_breaker_opened_total", "Times the consumer stopped by itself."},
     {"semel_partitions_assigned_total", "Partitions that came to this process."},
     {"semel_partitions_revoked_total", "Partitions that left it."},
@@ -180,6 +190,13 @@ constexpr Description of_consumers[] = {
     {"semel_dedup_horizon_seconds", "How long a message that is done stays known.",
      MetricType::Gauge},
 };
+
+/// Name of the second label of a consumer's metric that has one.
+std::string_view kind_label(std::string_view metric) {
+    if (metric == "semel_observed_messages_total") return "result";
+    if (metric == "semel_observed_ids_total") return "place";
+    return "class";
+}
 
 MetricFamily family(const Description& description) {
     return {std::string(description.name), std::string(description.help), description.type, {}};
@@ -245,13 +262,13 @@ void Metrics::watch(std::string_view name, std::function<std::uint64_t()> read) 
 }
 
 void Metrics::watch_consumer(std::string_view name, std::string consumer,
-                             std::function<double()> read, std::string_view dead_class) {
+                             std::function<double()> read, std::string_view kind) {
     const auto found = std::find_if(std::begin(of_consumers), std::end(of_consumers),
                                     [&](const Description& d) { return d.name == name; });
     SEMEL_ASSERT(found != std::end(of_consumers),
                  "only metrics of the documented list can be watched");
     const std::lock_guard lock(mutex_);
-    of_consumers_.push_back({found->name, std::move(consumer), dead_class, std::move(read)});
+    of_consumers_.push_back({found->name, std::move(consumer), kind, std::move(read)});
 }
 
 std::string Metrics::render() const {
@@ -308,7 +325,7 @@ std::string Metrics::render() const {
         for (const OfConsumer& one : of_consumers_) {
             if (one.name != description.name) continue;
             std::vector<ClientMetric::Label> labels{label("consumer", one.consumer)};
-            if (!one.dead_class.empty()) labels.push_back(label("class", one.dead_class));
+            if (!one.kind.empty()) labels.push_back(label(kind_label(one.name), one.kind));
             by_consumer.metric.push_back(sample(description.type, one.read(), std::move(labels)));
         }
         families.push_back(std::move(by_consumer));

@@ -137,9 +137,10 @@ class Metrics {
     /// object.
     void watch(std::string_view name, std::function<std::uint64_t()> read);
     /// The same for a metric of one consumer, a name of consumer_names(). `consumer` is from the
-    /// configuration, so that the set is closed. `dead_class`: of semel_dead_letters_total alone.
+    /// configuration, so that the set is closed. `kind`: of those that have a second label: the
+    /// class of dead letters, the result and the place of what is observed.
     void watch_consumer(std::string_view name, std::string consumer, std::function<double()> read,
-                        std::string_view dead_class = {});
+                        std::string_view kind = {});
 
     /// The text that Prometheus scrapes (format 0.0.4).
     [[nodiscard]] std::string render() const;
@@ -159,7 +160,7 @@ class Metrics {
     struct OfConsumer {
         std::string_view name;
         std::string consumer;
-        std::string_view dead_class;
+        std::string_view kind;
         std::function<double()> read;
     };
     std::vector<OfConsumer> of_consumers_;  // guarded by mutex_
