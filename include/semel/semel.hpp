@@ -45,8 +45,18 @@ struct Message {
         0;  ///< Grows with each attempt; 0 in a transaction, which needs none.
 };
 
+/// What a handler answers: published where `results` of the configuration says, under the message's
+/// id; dropped where it says nothing.
+struct Answer {
+    std::string body;  ///< At most 256 KiB, else the message becomes a dead letter.
+    std::string content_type = "application/octet-stream";
+    /// Go along beside message-id and content-type, which are Semel's.
+    std::vector<std::pair<std::string, std::string>> headers{};
+};
 /// The effect happened (in a transaction: it is to be committed).
-struct Done {};
+struct Done {
+    std::optional<Answer> answer{};
+};
 /// What it needs is not there yet: run it again, `after` that long (0: the usual back-off). Counts
 /// as a failure.
 struct NotYet {

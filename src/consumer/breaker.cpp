@@ -5,12 +5,17 @@
 
 namespace semel::consumer {
 
+// Of the last `of`; one more opens.
+std::size_t Breaker::dead_at_most() const {
+    return static_cast<std::size_t>(rules_.dead_share * static_cast<double>(of));
+}
+
 // True: more than the share are dead.
 bool Breaker::note(bool dead) {
     dead_[at_] = dead;
     at_ = (at_ + 1) % of;
-    return rules_.dead_share > 0 &&
-           static_cast<double>(dead_.count()) > rules_.dead_share * static_cast<double>(of);
+    decided_ = std::min(decided_ + 1, of);
+    return rules_.dead_share > 0 && dead_.count() > dead_at_most();
 }
 
 void Breaker::open_now(std::string reason, base::SteadyTime now) {
@@ -60,13 +65,20 @@ bool Breaker::probed(Probe how, base::SteadyTime now) {
     const bool clear = over_letters_;
     open_ = over_letters_ = false;
     reason_.clear();
-    if (clear) dead_.reset();
+    if (clear) {
+        dead_.reset();
+        decided_ = 0;
+    }
     return true;
 }
 
 std::size_t Breaker::allowed(base::SteadyTime now, std::size_t running) const {
-    if (!open_) return npos;
-    return now >= next_probe_ && running == 0 ? 1 : 0;
+    if (open_) return now >= next_probe_ && running == 0 ? 1 : 0;
+    const std::size_t most = dead_at_most(), dead = dead_.count();
+    if (rules_.dead_share <= 0 || most >= of || (decided_ == of && dead <= most / 2)) return npos;
+    const std::size_t lived = decided_ == of ? 0 : decided_ - std::min(decided_, dead);
+    const std::size_t at_once = std::max(most + 1 - std::min(most, dead) + lived, running_least);
+    return at_once - std::min(at_once, running);
 }
 
 base::SteadyTime Breaker::next_probe() const {
@@ -77,7 +89,7 @@ void Breaker::reset() {
     open_ = over_letters_ = false;
     reason_.clear();
     dead_.reset();
-    at_ = 0;
+    at_ = decided_ = 0;
 }
 
 }  // namespace semel::consumer

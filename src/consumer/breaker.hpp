@@ -26,9 +26,15 @@ struct BreakerRules {
 /// count as if as many good ones had come before them, so that a single bad one opens nothing and
 /// most of the first hundred do. Then only a message that is applied closes it: a duplicate says
 /// nothing of the handler, and one that failed once more is what it opened for.
+///
+/// What runs already when it opens may be given up in the records all the same. So until `of` were
+/// decided, and while more than half as many as would open it are dead, no more may run at once
+/// than would open it if all of them died: each that does not die makes room for one more.
 class Breaker {
   public:
     static constexpr std::size_t of = 100;
+    /// So many may always run at once.
+    static constexpr std::size_t running_least = 10;
 
     explicit Breaker(BreakerRules rules) : rules_(rules) {}
 
@@ -46,7 +52,8 @@ class Breaker {
     };
     /// True: it was open and is closed.
     bool probed(Probe how, base::SteadyTime now);
-    /// Messages that may run now: none, one (a probe), or as many as one likes (npos).
+    /// How many may start now beside those that run: as many as one likes (npos), or so many. While
+    /// it is open: none, or one (a probe).
     [[nodiscard]] std::size_t allowed(base::SteadyTime now, std::size_t running) const;
     /// When the next probe is due; SteadyTime::max(): it is closed.
     [[nodiscard]] base::SteadyTime next_probe() const;
@@ -59,6 +66,7 @@ class Breaker {
     static constexpr std::size_t npos = static_cast<std::size_t>(-1);
 
   private:
+    [[nodiscard]] std::size_t dead_at_most() const;
     bool note(bool dead);
     void open_now(std::string reason, base::SteadyTime now);
     void back_off(base::SteadyTime now);
@@ -67,6 +75,7 @@ class Breaker {
     std::string reason_;
     std::bitset<of> dead_;  ///< Of the last decided, as a ring.
     std::size_t at_ = 0;
+    std::size_t decided_ = 0;  ///< Since the start, a closing or a reset; at most `of`.
     bool open_ = false;
     bool over_letters_ = false;  ///< Open, and because of dead letters.
     std::chrono::milliseconds wait_{0};

@@ -100,6 +100,14 @@ base::Result<void> Consumer::Impl::start(brokers::Listener& listener) {
         impl.strategy_.on_capacity = [weak = impl.weak_from_this()] {
             if (const auto self = weak.lock(); self && !self->over_) self->wake();
         };
+        impl.strategy_.on_trouble = [weak = impl.weak_from_this()](std::string text) {
+            const auto self = weak.lock();
+            if (!self || self->over_) return;
+            if (text.empty())
+                self->no_alarm("records");
+            else
+                self->alarm("records", std::move(text));
+        };
         impl.show();
         impl.tick();
     });
@@ -237,6 +245,7 @@ void Consumer::Impl::end() {
     loop_.cancel(timer_);
     loop_.cancel(tick_);
     strategy_.on_capacity = nullptr;
+    strategy_.on_trouble = nullptr;
     Message* next = nullptr;
     for (Message* message = lanes_.oldest(); message != nullptr; message = next) {
         next = message->in_hand.newer;
@@ -249,6 +258,7 @@ void Consumer::Impl::end() {
             const std::unique_ptr<Message> own(message);
     }
     letters_.clear();
+    copies_.clear();
     suspects_.clear();
     spared_.clear();
     partitions_.clear();

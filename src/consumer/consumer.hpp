@@ -13,9 +13,11 @@
 
 #include "brokers/source.hpp"
 #include "consumer/breaker.hpp"
+#include "consumer/copies.hpp"
 #include "consumer/group_check.hpp"
 #include "consumer/identity.hpp"
 #include "consumer/records.hpp"
+#include "consumer/runner.hpp"
 #include "consumer/strategy.hpp"
 #include "deadletter/outlet.hpp"
 #include "runtime/loop.hpp"
@@ -32,6 +34,8 @@ struct ConsumerCounters {
     std::array<std::atomic<std::uint64_t>, 9> dead{};  ///< By DeadClass: letters confirmed.
     std::atomic<std::uint64_t> letters_failed{
         0};  ///< Publications that were not confirmed (and are repeated).
+    std::atomic<std::uint64_t> copies{0};  ///< That wait at the broker: confirmed.
+    std::atomic<std::uint64_t> copies_failed{0};
     std::atomic<std::uint64_t> breaker_opened{0}, assigned{0}, revoked{0}, lost{0};
     // Gauges.
     std::atomic<std::uint64_t> in_hand{0}, running{0}, waiting{0}, parked{0}, partitions{0},
@@ -52,25 +56,17 @@ struct ConsumerOptions {
     /// stay leaves the group: condition "refused", with the sentence; a sentence of one that stays
     /// is an alarm. Empty: nothing is checked.
     std::function<GroupFinding(brokers::Source&)> check_group;
-    milliseconds letter_retry{1000};  ///< Between two tries to publish one letter.
+    milliseconds letter_retry{1000};  ///< Between two tries to publish one letter, or one copy.
+    /// Where messages wait for retry.delays; outlives the consumer. Null: in hand. With it there
+    /// are no lanes (ordering: none).
+    CopyOutlet* copies = nullptr;
     milliseconds stop_drain{20'000};  ///< stop(): how long running handlers may take.
-};
-
-/// How it stands, for people.
-struct ConsumerState {
-    std::string name, group, source, promise;
-    std::string condition;  ///< "running", "paused", "draining", "ill", "stopped", "refused"
-    std::string reason;     ///< Of a condition that is not running.
-    std::vector<brokers::AssignmentState> partitions;
-    std::vector<std::string>
-        alarms;  ///< What a person should look at, in sentences; newest last, at most 20.
-    std::size_t in_hand = 0, running = 0, waiting = 0, parked = 0;
 };
 
 /// One source, one strategy. Lives on its own loop's thread; the functions below are thread-safe
 /// unless they say otherwise. The loop, source, strategy, outlet and counters outlive it. One that
 /// was started must be stopped before it ends.
-class Consumer final : public brokers::Listener {
+class Consumer final : public Runner, public brokers::Listener {
   public:
     /// `outlet` may be null where letters_stop is set.
     Consumer(runtime::Loop& loop, ConsumerOptions options, brokers::Source& source,
@@ -78,21 +74,21 @@ class Consumer final : public brokers::Listener {
     ~Consumer() override;
 
     /// Joins the group. Once.
-    base::Result<void> start();
+    base::Result<void> start() override;
     /// Takes nothing new and starts nothing; what runs ends. Membership stays.
-    void pause(std::string reason);
+    void pause(std::string reason) override;
     /// Ends a pause, closes the breaker, and runs again what stopped a lane (dead_letter: stop).
-    void resume();
+    void resume() override;
     /// As pause(), and leaves the group when nothing runs any more: for handing over on purpose.
     /// resume() does not undo it.
-    void drain();
-    [[nodiscard]] ConsumerState state() const;
+    void drain() override;
+    [[nodiscard]] ConsumerState state() const override;
     [[nodiscard]] brokers::Source& source() { return source_; }
 
     /// Stops taking, lets running handlers and letters on their way end (stop_drain), settles,
     /// leaves. Blocks, for stop_drain and some seconds at most as far as the strategy's and the
     /// source's blocking calls keep their own limits; not on the loop, which must run. Idempotent.
-    void stop();
+    void stop() override;
 
     // Listener, on the source's poll thread.
     void assigned(const std::vector<brokers::AssignmentPtr>& which) override;

@@ -1,5 +1,5 @@
-// The inside of a Consumer, in three files: consumer.cpp (its life), partitions.cpp (what comes and
-// goes), running.cpp (what runs and what became of it).
+// The inside of a Consumer, in four files: consumer.cpp (its life), partitions.cpp (what comes and
+// goes), running.cpp (what runs and what became of it), copying.cpp (what waits at the broker).
 #pragma once
 
 #include <deque>
@@ -52,7 +52,7 @@ struct HeldPartition {
     brokers::AssignmentPtr assignment;
     Phase phase = Phase::claiming;
     std::size_t running = 0;  ///< Messages that the strategy holds.
-    std::size_t letters = 0;  ///< Letters that the outlet or the strategy holds.
+    std::size_t letters = 0;  ///< Letters and copies that an outlet or the strategy holds.
     std::uint64_t lane = 0;   ///< Of the whole partition; what its keys' lanes are made from.
     std::int64_t told = -1;   ///< The last watermark that the strategy was told.
     bool drained = false;     ///< Said to the source.
@@ -79,6 +79,15 @@ struct LetterOnItsWay {
     Dead dead;
     std::int64_t died_ms = 0;
     Stage stage = Stage::due;
+};
+
+/// A failed message whose copy is not confirmed.
+struct CopyOnItsWay {
+    Message* message = nullptr;
+    std::size_t delay = 0;    ///< Which of the delays.
+    base::SteadyTime due{};   ///< When the message is to run again; if need be, in hand.
+    std::int64_t due_ms = 0;  ///< The same as Unix time.
+    bool publishing = false;  ///< The outlet has it.
 };
 
 class Consumer::Impl : public std::enable_shared_from_this<Consumer::Impl> {
@@ -165,6 +174,13 @@ class Consumer::Impl : public std::enable_shared_from_this<Consumer::Impl> {
     void letters_due(base::SteadyTime now);
     void gauges();
 
+    // ---- copying.cpp
+    void copy(Message& message, const Retry& retry, std::size_t delay);
+    void publish(CopyOnItsWay& copy);
+    void copied(std::uint64_t which, const base::Result<void>& result);
+    void not_copied(std::uint64_t which, const base::Error& why);
+    void copies_due(base::SteadyTime now);
+
     // ---- consumer.cpp
     void begin_stop();
     void stop_strategy();
@@ -198,7 +214,9 @@ class Consumer::Impl : public std::enable_shared_from_this<Consumer::Impl> {
     std::unordered_map<std::uint64_t, Unreadable> unreadable_;   ///< By InHand::arrival.
     std::unordered_map<std::uint64_t, LetterOnItsWay> letters_;  ///< By InHand::arrival.
     std::deque<std::pair<base::SteadyTime, std::uint64_t>> letters_due_;
-    std::size_t letters_out_ = 0;
+    std::size_t letters_out_ = 0;                             ///< And copies.
+    std::unordered_map<std::uint64_t, CopyOnItsWay> copies_;  ///< By InHand::arrival.
+    std::deque<std::pair<base::SteadyTime, std::uint64_t>> copies_due_;
     std::deque<Message*> suspects_;
     std::size_t suspects_run_ = 0;
     base::SteadyTime suspects_at_ = base::SteadyTime::min();

@@ -122,6 +122,31 @@ TEST_F(ConsumerPartitions, what_is_lost_is_never_settled_and_late_answers_are_vo
     EXPECT_EQ(counters.assigned, 4u);
 }
 
+TEST_F(ConsumerPartitions, what_is_lost_may_be_given_back_at_once_and_with_the_last_it_is_gone) {
+    for (const char* id : {"m0", "m1", "m2"}) append(p0, id);
+    append(p1, "n0");
+    strategy.script = [](Message&, bool) -> std::optional<Verdict> { return std::nullopt; };
+    strategy.on_leaving = [&](const AssignmentPtr& which) {
+        for (const std::string& id : strategy.running())
+            if ((which->partition() == p0) == id.starts_with("m")) strategy.end(id, Fenced{});
+    };
+    start();
+    until([&] { return strategy.running().size() == 4; });
+    expel();
+    round();
+    EXPECT_EQ(counters.lost, 2u);
+    EXPECT_EQ(counters.partitions, 0u);
+    EXPECT_EQ(counters.in_hand, 0u);
+    EXPECT_EQ(source->settled, 0u);
+    {
+        const std::lock_guard lock(mutex);
+        broker.rebalance("g");
+    }
+    strategy.script = nullptr;
+    until([&] { return committed(p0) == 3; });
+    EXPECT_EQ(counters.assigned, 4u);
+}
+
 TEST_F(ConsumerPartitions, a_partition_begins_where_its_strategy_says) {
     for (int i = 0; i < 5; ++i) append(p0, "m" + std::to_string(i));
     strategy.on_assigned = [&](const AssignmentPtr& which) -> AssignAnswer {

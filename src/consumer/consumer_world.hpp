@@ -143,6 +143,7 @@ class ScriptedStrategy final : public Strategy {
     std::function<std::optional<Verdict>(Message&, bool alone)> script;
     std::function<AssignAnswer(const AssignmentPtr&)> on_assigned;  ///< On a control thread.
     std::function<base::Result<void>(const Message&)> on_letter;
+    std::function<void(const AssignmentPtr&)> on_leaving;
     std::size_t capacity_max = 64;
     bool hangs = false;  ///< stop() never ends.
     bool ends_on_stop = true;
@@ -200,7 +201,10 @@ class ScriptedStrategy final : public Strategy {
     AssignAnswer assigned(const AssignmentPtr& assignment) override {
         return on_assigned ? on_assigned(assignment) : AssignAnswer(BeginAt{});
     }
-    void leaving(const AssignmentPtr& assignment) override { left.insert(assignment->partition()); }
+    void leaving(const AssignmentPtr& assignment) override {
+        left.insert(assignment->partition());
+        if (on_leaving) on_leaving(assignment);
+    }
     void watermark(const AssignmentPtr& assignment, std::int64_t next) override {
         EXPECT_FALSE(stopped);
         marks[assignment->partition()] = next;

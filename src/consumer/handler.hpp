@@ -8,7 +8,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "consumer/message.hpp"
 #include "core/record.hpp"
@@ -17,8 +19,22 @@ namespace semel::consumer {
 
 using std::chrono::milliseconds;
 
+/// What a handler answers to a message. It is published where the consumer's results go, once it is
+/// recorded; without such a place it is dropped.
+struct HandlerAnswer {
+    std::string body;
+    std::string content_type;  ///< Empty: application/octet-stream.
+    /// Go along beside message-id and content-type, which are Semel's.
+    std::vector<std::pair<std::string, std::string>> headers;
+};
+/// An answer lies in its message's record; of a larger body the message becomes a dead letter.
+inline constexpr std::size_t answer_max_bytes = core::inline_body_max_bytes;
+using HandlerAnswerPtr = std::shared_ptr<const HandlerAnswer>;
+
 /// Its effect happened.
-struct Handled {};
+struct Handled {
+    HandlerAnswerPtr answer{};  ///< Null: it has nothing to say.
+};
 /// What it needs is not there yet: again later, charged as a failure so that it ends some day.
 /// `after` 0: the usual back-off.
 struct HandledNotYet {

@@ -23,6 +23,7 @@ struct Id {
     std::string id;
     std::string event_source;  ///< CloudEvents' own; else empty.
     bool position = false;
+    IdFrom from = IdFrom::configured;  ///< Of the usual places.
 };
 /// There is none in this place.
 struct None {};
@@ -36,6 +37,14 @@ struct Undecodable {
 using Look = std::variant<None, Id, Missing, Undecodable>;
 
 std::string quoted(std::string_view name) { return "`" + std::string(name) + "`"; }
+
+/// Where it lay when it was first delivered.
+brokers::Position origin_of(const brokers::Delivery& delivery, const IdentityRules& rules) {
+    if (rules.copy_topics.contains(delivery.partition().topic)) {
+        if (auto copied = brokers::copied_from(delivery)) return std::move(*copied);
+    }
+    return {.partition = delivery.partition(), .offset = delivery.position()};
+}
 
 std::string position_of(const brokers::Delivery& delivery) {
     const brokers::Partition& where = delivery.partition();
@@ -149,8 +158,13 @@ Look in_cloudevents(const brokers::Delivery& delivery, Payload& payload) {
 }
 
 Look in_usual_places(const brokers::Delivery& delivery, Payload& payload) {
+    const auto found_in = [](Look look, IdFrom place) {
+        if (Id* const id = std::get_if<Id>(&look)) id->from = place;
+        return look;
+    };
     Look found = in_cloudevents(delivery, payload);
-    if (!std::holds_alternative<None>(found)) return found;
+    if (!std::holds_alternative<None>(found))
+        return found_in(std::move(found), IdFrom::cloudevents);
     // Two spellings are one header: where both are there they must agree.
     for (const std::string_view name : {"Idempotency-Key", "idempotency-key"}) {
         Look one = in_header(delivery, name);
@@ -161,11 +175,12 @@ Look in_usual_places(const brokers::Delivery& delivery, Payload& payload) {
             return Missing{ambiguous_header(name)};
         found = std::move(one);
     }
-    if (!std::holds_alternative<None>(found)) return found;
+    if (!std::holds_alternative<None>(found))
+        return found_in(std::move(found), IdFrom::idempotency_key);
     found = in_header(delivery, "id");
-    if (!std::holds_alternative<None>(found)) return found;
+    if (!std::holds_alternative<None>(found)) return found_in(std::move(found), IdFrom::id_header);
     if (const auto property = find_property(delivery, "message-id"))
-        return Id{.id = std::string(*property)};
+        return Id{.id = std::string(*property), .from = IdFrom::message_id};
     return Missing{std::string("it has no id: no CloudEvent, no header `Idempotency-Key` or `id`") +
                    (delivery.properties ? ", no property `message-id`" : "") +
                    "; say under `id:` where it is"};
@@ -190,11 +205,11 @@ Look in_json(const brokers::Delivery& delivery, std::string_view pointer, Payloa
     return Id{.id = std::string(*raw)};
 }
 
-Look at_position(const brokers::Delivery& delivery) {
+Look at_position(const brokers::Delivery& delivery, const IdentityRules& rules) {
     if (delivery.properties)
         return Missing{
             "a queue has no offsets: a message without an id cannot be told from others"};
-    return Id{.id = position_of(delivery), .position = true};
+    return Id{.id = brokers::in_words(origin_of(delivery, rules)), .position = true};
 }
 
 Look look(const brokers::Delivery& delivery, const IdentityRules& rules, Payload& payload) {
@@ -220,7 +235,7 @@ Look look(const brokers::Delivery& delivery, const IdentityRules& rules, Payload
         case config::ValueFrom::key:
             return present(delivery.key, "key");
         case config::ValueFrom::offset:
-            return at_position(delivery);
+            return at_position(delivery, rules);
         case config::ValueFrom::cloudevents: {
             Look found = in_cloudevents(delivery, payload);
             if (std::holds_alternative<None>(found)) return Missing{"it is no CloudEvent"};
@@ -236,7 +251,7 @@ Look look(const brokers::Delivery& delivery, const IdentityRules& rules, Payload
 std::variant<std::string, Missing> source_of(const brokers::Delivery& delivery, const Id& id,
                                              const IdentityRules& rules) {
     if (!id.event_source.empty()) return id.event_source;
-    if (id.position) return delivery.partition().topic;
+    if (id.position) return origin_of(delivery, rules).partition.topic;
     if (!rules.id.source.empty()) return rules.id.source;
     const HeaderFound original = find_header(delivery, original_source_header);
     if (original.ambiguous) return Missing{ambiguous_header(original_source_header)};
@@ -341,24 +356,46 @@ Identified identified(brokers::Delivery& delivery, const IdentityRules& rules) {
         // The position stands in once; if it cannot either, that was the reason.
         if (rules.id.on_missing != config::OnMissingId::offset || position || delivery.properties)
             return missing(rules, std::move(reason));
-        found = at_position(delivery);
+        found = at_position(delivery, rules);
     }
     if (delivery.value && reads_payload(rules) && !payload.valid())
         return Unreadable{.why = DeadClass::decode, .reason = not_json(*delivery.value)};
 
     auto message = std::make_unique<Message>();
     message->source = std::move(source);
-    message->id = std::move(std::get<Id>(found).id);
+    Id& id = std::get<Id>(found);
+    message->id_from = id.position ? IdFrom::offset : id.from;
+    message->id = std::move(id.id);
     message->key =
         inbox::key_hash({.scope = rules.scope, .source = message->source, .id = message->id});
     if (rules.business_key)
         message->business_key = business_key_of(delivery, *rules.business_key, payload);
+    if (rules.copy_topics.contains(delivery.partition().topic))
+        message->copy_of = brokers::copied_from(delivery);
     message->delivery = std::move(delivery);
     message->fingerprint = fingerprint_of(*message, rules, payload);
     return message;
 }
 
 }  // namespace
+
+const char* name_of(IdFrom place) {
+    switch (place) {
+        case IdFrom::configured:
+            return "configured";
+        case IdFrom::cloudevents:
+            return "cloudevents";
+        case IdFrom::idempotency_key:
+            return "idempotency_key";
+        case IdFrom::id_header:
+            return "id_header";
+        case IdFrom::message_id:
+            return "message_id";
+        case IdFrom::offset:
+            return "offset";
+    }
+    return "";
+}
 
 Identity::Identity(IdentityRules rules) : rules_(std::move(rules)) {}
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -23,6 +24,9 @@ struct IdentityRules {
     std::optional<config::ValueSpec> business_key;
     config::Payload payload = config::Payload::json;
     config::Ordering ordering = config::Ordering::key;
+    /// Kafka: topics of this consumer's own delayed copies, whose headers say where the original
+    /// lay.
+    std::set<std::string> copy_topics;
 };
 
 /// The message cannot be run; nothing is claimed for it.

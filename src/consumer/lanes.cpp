@@ -56,6 +56,18 @@ void Lanes::recount(Lane& lane) {
     lane.parked = now;
 }
 
+Lane& Lanes::lane_of(std::uint64_t number) {
+    const auto [at, is_new] = lanes_.try_emplace(number, nullptr);
+    if (is_new && free_lanes_.empty()) {
+        at->second = &all_lanes_.emplace_back();
+    } else if (is_new) {
+        at->second = free_lanes_.back();
+        free_lanes_.pop_back();
+        *at->second = {};
+    }
+    return *at->second;
+}
+
 void Lanes::add(Message& message) {
     InHand& in = message.in_hand;
     SEMEL_ASSERT(in.state == State::none, "a message is added once");
@@ -69,7 +81,7 @@ void Lanes::add(Message& message) {
         push_ready(message);
         return;
     }
-    Lane& lane = lanes_[message.lane];
+    Lane& lane = lane_of(message.lane);
     in.lane = &lane;
     in.before = lane.last;
     if (lane.size++ == 0) {
@@ -162,7 +174,10 @@ void Lanes::forget(Message& message) {
         (in.after != nullptr ? in.after->in_hand.before : lane->last) = in.before;
         --lane->size;
         recount(*lane);
-        if (lane->size == 0) lanes_.erase(lane->number);
+        if (lane->size == 0) {
+            lanes_.erase(lane->number);
+            free_lanes_.push_back(lane);
+        }
     }
     in.state = State::none;
     in.older = in.newer = in.before = in.after = nullptr;

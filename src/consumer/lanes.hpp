@@ -1,6 +1,7 @@
 // Lanes: which of the messages in hand may run now. No I/O, no clock of its own.
 #pragma once
 
+#include <boost/unordered/unordered_flat_map.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -84,8 +85,12 @@ class Lanes {
     void forget(Message& message);
     void offer(Lane& lane);
     void recount(Lane& lane);
+    Lane& lane_of(std::uint64_t number);
 
-    std::unordered_map<std::uint64_t, Lane> lanes_;
+    /// With keys that are as good as unique, lanes come and go with every message.
+    boost::unordered_flat_map<std::uint64_t, Lane*> lanes_;
+    std::deque<Lane> all_lanes_;
+    std::vector<Lane*> free_lanes_;
     // First messages of lanes that may be taken from: those that arrive go to the end of `fresh_`;
     // what comes back is older and goes to the heap. Both have the oldest in front.
     std::deque<Message*> fresh_;

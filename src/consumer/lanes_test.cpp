@@ -320,7 +320,6 @@ struct BreakerTest : testing::Test {
 
 TEST_F(BreakerTest, most_of_the_first_hundred_open_it_and_a_few_do_not) {
     for (int i = 0; i < 50; ++i) ASSERT_FALSE(dead()) << i;
-    EXPECT_EQ(breaker.allowed(now, 20), Breaker::npos);
     EXPECT_TRUE(dead()) << "more than half of a hundred";
     EXPECT_TRUE(breaker.open());
     EXPECT_NE(breaker.reason().find("50%"), std::string::npos);
@@ -367,12 +366,41 @@ TEST_F(BreakerTest, ill_backs_off_to_a_limit_and_any_other_end_of_a_probe_closes
     EXPECT_TRUE(breaker.ill("again", now));
     EXPECT_EQ(breaker.next_probe(), now + milliseconds{1000}) << "from the start";
     breaker.reset();
-    EXPECT_EQ(breaker.allowed(now, 5), Breaker::npos);
+    EXPECT_FALSE(breaker.open());
+    EXPECT_GT(breaker.allowed(now, 5), 1u);
+}
+
+TEST_F(BreakerTest,
+       at_first_only_so_many_run_at_once_as_could_open_it_and_each_that_lives_makes_room) {
+    EXPECT_EQ(breaker.allowed(now, 0), 51u);
+    EXPECT_EQ(breaker.allowed(now, 50), 1u);
+    EXPECT_EQ(breaker.allowed(now, 80), 0u);
+    for (int i = 0; i < 30; ++i) dead();
+    EXPECT_EQ(breaker.allowed(now, 0), 21u);
+    for (int i = 0; i < 20; ++i) dead();
+    EXPECT_EQ(breaker.allowed(now, 0), Breaker::running_least) << "never one after the other";
+    breaker.reset();
+    for (int i = 0; i < 99; ++i) breaker.decided(false, now);
+    EXPECT_EQ(breaker.allowed(now, 0), 150u);
+    breaker.decided(false, now);
+    EXPECT_EQ(breaker.allowed(now, 5000), Breaker::npos);
+}
+
+TEST_F(BreakerTest, near_its_limit_fewer_run_until_the_dead_ones_are_past) {
+    for (int i = 0; i < 100; ++i) breaker.decided(false, now);
+    for (int i = 0; i < 25; ++i) dead();
+    EXPECT_EQ(breaker.allowed(now, 1000), Breaker::npos) << "a quarter are dead";
+    dead();
+    EXPECT_EQ(breaker.allowed(now, 0), 25u);
+    EXPECT_EQ(breaker.allowed(now, 1000), 0u);
+    for (int i = 0; i < 75; ++i) breaker.decided(false, now);
+    EXPECT_EQ(breaker.allowed(now, 1000), Breaker::npos);
 }
 
 TEST_F(BreakerTest, a_share_of_zero_never_opens_it) {
     Breaker never{{.dead_share = 0}};
     for (int i = 0; i < 500; ++i) ASSERT_FALSE(never.decided(true, now));
+    EXPECT_EQ(never.allowed(now, 5000), Breaker::npos);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "base/hash.hpp"
 #include "base/time.hpp"
+#include "brokers/delayed.hpp"
 #include "brokers/delivery.hpp"
 #include "core/fingerprint.hpp"
 
@@ -15,6 +16,18 @@ namespace semel::consumer {
 struct HeldPartition;
 struct Lane;
 struct Message;
+
+/// Where a message's id was found.
+enum class IdFrom : std::uint8_t {
+    configured,       ///< Where `id` says.
+    cloudevents,      ///< The usual places, in their order.
+    idempotency_key,  ///< The header Idempotency-Key.
+    id_header,        ///< The header id (Debezium's outbox).
+    message_id,       ///< The property message-id of AMQP.
+    offset,           ///< Its position stands in: `id` says offset, or on_missing_id does.
+};
+inline constexpr std::size_t id_places = 6;
+[[nodiscard]] const char* name_of(IdFrom place);
 
 /// Where a message stands in this process. Kept by Lanes and the Consumer, of no meaning to others.
 struct InHand {
@@ -40,6 +53,7 @@ struct Message {
     brokers::Delivery delivery;
     std::string source;  ///< Whose ids these are.
     std::string id;
+    IdFrom id_from = IdFrom::configured;
     std::string business_key;  ///< For people; may be empty.
     base::Digest
         key;  ///< inbox::key_hash(scope, source, id): names the message in every store and letter.
@@ -48,6 +62,8 @@ struct Message {
     core::Fingerprint fingerprint;
     std::uint64_t lane =
         0;  ///< Messages of one lane run one after the other, in their order. 0: no lane.
+    /// Of a delayed copy: where the original lay.
+    std::optional<brokers::Position> copy_of;
     std::uint32_t runs = 0;  ///< Given to the strategy so often by this process.
     base::SteadyTime received;
     InHand in_hand;

@@ -206,11 +206,12 @@ void Consumer::Impl::gone(const std::vector<brokers::AssignmentPtr>& which, bool
             log::warn("consumer.lost",
                       {{"consumer", options_.name}, {"partition", partition->name()}});
         }
-        if (!told && !strategy_stopping_) strategy_.leaving(assignment);
         no_alarm("claim " + partition->name());
         no_alarm("park " + partition->name());
         drop_untaken(*partition);
-        check_left(*partition);
+        if (!told && !strategy_stopping_) strategy_.leaving(assignment);
+        // The strategy may have given its last message back at once: then the partition has left.
+        if (HeldPartition* const still = find(assignment); still != nullptr) check_left(*still);
     }
     count_partitions();
     wake();
@@ -232,6 +233,10 @@ void Consumer::Impl::drop_untaken(HeldPartition& partition) {
                           letter.stage == LetterOnItsWay::Stage::marking;
         if (letter.message->in_hand.partition == &partition && !held)
             aside.push_back(letter.message);
+    }
+    for (const auto& [which, copy] : copies_) {
+        if (copy.message->in_hand.partition == &partition && !copy.publishing)
+            aside.push_back(copy.message);
     }
     for (Message* const message : aside) release(*message);
 }

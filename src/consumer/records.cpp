@@ -8,6 +8,7 @@
 #include <iterator>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 namespace semel::consumer {
@@ -74,6 +75,7 @@ class StoreRecords final : public Gated {
                       });
     }
 
+    [[nodiscard]] bool by_name() const override { return false; }
     [[nodiscard]] std::string name() const override { return name_; }
 
   private:
@@ -110,10 +112,13 @@ class StoreRecords final : public Gated {
         std::vector<core::Item> items;
         items.reserve(to - from);
         for (std::size_t i = from; i < to; ++i) {
-            items.push_back(
-                {stored_key(steps[i].key),
-                 std::visit([](auto& one) -> core::StoreOperation { return std::move(one); },
-                            steps[i].operation)});
+            core::Item& item = items.emplace_back();
+            item.key = stored_key(steps[i].key);
+            std::visit(
+                [&item](auto& one) {
+                    item.operation.emplace<std::remove_reference_t<decltype(one)>>(std::move(one));
+                },
+                steps[i].operation);
         }
         return items;
     }

@@ -41,6 +41,8 @@ class Records {
     virtual void submit(RecordSteps steps, RecordsDone done) = 0;
     /// Batches on their way.
     [[nodiscard]] virtual std::size_t out() const = 0;
+    /// Whether it needs the names in a step (source, id, business key), not only the key.
+    [[nodiscard]] virtual bool by_name() const { return true; }
     /// "rocksdb ./semel-data", "table message_dedup of postgres 127.0.0.1:5432/shop".
     [[nodiscard]] virtual std::string name() const = 0;
 };

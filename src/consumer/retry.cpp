@@ -26,8 +26,14 @@ milliseconds scaled(milliseconds wait, double by) {
 std::optional<milliseconds> RetryRules::wait_after(std::uint32_t failed, milliseconds asked,
                                                    double random) const {
     if (failed >= runs()) return std::nullopt;
-    const double by = 1.0 + jitter * (2.0 * random - 1.0);
+    const double by =
+        exact_delays && failed >= attempts ? 1.0 : 1.0 + jitter * (2.0 * random - 1.0);
     return std::max(scaled(planned(*this, std::max(failed, 1U)), by), std::min(asked, max));
+}
+
+std::optional<std::size_t> RetryRules::delay_after(std::uint32_t failed) const {
+    if (failed < attempts || failed >= runs()) return std::nullopt;
+    return failed - attempts;
 }
 
 milliseconds RetryRules::longest() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -18,6 +19,7 @@ struct RetryRules {
     milliseconds max{60'000};
     double jitter = 0.2;  ///< Each wait is shortened or lengthened by at most this share.
     std::vector<milliseconds> delays;
+    bool exact_delays = false;  ///< No jitter in `delays`: what waits for one stays in its order.
 
     /// Runs before the message is given up.
     [[nodiscard]] std::uint32_t runs() const {
@@ -28,6 +30,8 @@ struct RetryRules {
     /// below nothing. `random`: from [0, 1).
     [[nodiscard]] std::optional<milliseconds> wait_after(std::uint32_t failed, milliseconds asked,
                                                          double random) const;
+    /// Which of `delays` the wait after the `failed`-th failed run is, from 0; nullopt: none.
+    [[nodiscard]] std::optional<std::size_t> delay_after(std::uint32_t failed) const;
     /// The longest that all runs of one message can be apart, together.
     [[nodiscard]] milliseconds longest() const;
 };

@@ -25,6 +25,7 @@ void Consumer::Impl::turn() {
     const base::SteadyTime at = now();
     flush();
     letters_due(at);
+    copies_due(at);
     dispatch(at);
     gauges();
     arm(at);
@@ -51,6 +52,7 @@ void Consumer::Impl::arm(base::SteadyTime at) {
         if (!suspects_.empty()) consider(suspects_at_);
     }
     if (!letters_due_.empty()) consider(letters_due_.front().first);
+    if (!copies_due_.empty()) consider(copies_due_.front().first);
     if (next >= timer_at_) return;
     loop_.cancel(timer_);
     timer_at_ = next;
@@ -102,14 +104,14 @@ void Consumer::Impl::dispatch(base::SteadyTime at) {
     }
     const std::size_t room = std::min(allowed, strategy_.capacity());
     if (room == 0) return;
-    std::vector<Message*> batch = allowed == 1 ? take_probe(at) : lanes_.take(room, at);
+    std::vector<Message*> batch = breaker_.open() ? take_probe(at) : lanes_.take(room, at);
     if (!unreadable_.empty()) batch = without_unreadable(std::move(batch));
     if (batch.empty()) {
         // Nobody else wants the others' turn.
         if (!suspects_.empty() && lanes_.running() == 0) static_cast<void>(run_suspect());
         return;
     }
-    if (allowed == 1) probe_ = batch.front();
+    if (breaker_.open()) probe_ = batch.front();
     run(std::move(batch), false);
 }
 
@@ -242,6 +244,10 @@ void Consumer::Impl::became(Message& message, const Retry& retry, bool probe) {
     log::debug(
         "message.retry",
         {{"consumer", options_.name}, {"delay_ms", retry.delay.count()}, {"reason", retry.reason}});
+    if (options_.copies != nullptr && message.in_hand.partition->phase == Phase::begun) {
+        if (const auto delay = waits_at_broker(options_.copies->rules(), retry))
+            return copy(message, retry, *delay);
+    }
     again(message, now() + retry.delay);
 }
 
@@ -321,6 +327,7 @@ void Consumer::Impl::forget(Message& message) {
     const std::unique_ptr<Message> own(&message);
     if (message.in_hand.unreadable) unreadable_.erase(message.in_hand.arrival);
     if (!letters_.empty()) letters_.erase(message.in_hand.arrival);
+    if (!copies_.empty()) copies_.erase(message.in_hand.arrival);
 }
 
 // ---------------------------------------------------------------- dead letters

@@ -48,6 +48,9 @@ class Strategy {
     [[nodiscard]] virtual std::size_t capacity() const = 0;
     /// Set by the consumer before the first run.
     std::function<void()> on_capacity;
+    /// Set by the consumer before the first run. Called while how runs ended cannot be recorded for
+    /// longer, with words for an alarm, and with none when that is over.
+    std::function<void(std::string)> on_trouble;
 
     /// Runs the messages. Those of one lane come together, in their order, and no other run holds
     /// any of that lane; they are run one after the other, and behind one that does not end Applied

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -22,6 +24,9 @@ struct Retry {
     std::string reason;   ///< For people; no payload.
     bool charged = true;  ///< It counts as a failure of this message (metrics); false: not yet, no
                           ///< attempt was used up.
+    /// Which of retry.delays this wait is, from 0. Empty: a wait between runs in place, or what is
+    /// left of an earlier wait.
+    std::optional<std::size_t> step{};
 };
 /// Another owner works on it (or this process did, before it died): ask again after `remaining`.
 /// Nothing is charged.

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <ctime>
 #include <optional>
 
 #include "base/json_scan.hpp"
+#include "brokers/delayed.hpp"
 #include "deadletter/cause.hpp"
 
 namespace semel::deadletter {
@@ -63,20 +65,20 @@ std::string make_envelope(const brokers::Delivery& delivery, const Circumstances
                           std::string_view error_message, std::string_view stack_trace) {
     std::string out;
     out.reserve((delivery.value ? delivery.value->size() : 0) + 1024);
-    const brokers::Partition& where = delivery.partition();
+    const Origin origin = origin_of(delivery);
     Object letter(out);
-    letter.text("originalTopic", where.topic);
+    letter.text("originalTopic", origin.partition.topic);
     letter.bytes("originalMessage", delivery.value);
     letter.text("errorMessage", error_message);
     letter.text("errorTime", rfc3339(about.died_ms));
     letter.number("retryCount", about.failed_runs);
     letter.text("stackTrace", stack_trace);
     if (!delivery.properties) {
-        letter.number("originalPartition", where.number);
-        letter.number("originalOffset", delivery.position());
+        letter.number("originalPartition", origin.partition.number);
+        letter.number("originalOffset", origin.offset);
         letter.bytes("originalKey", delivery.key);
     }
-    if (delivery.timestamp_ms) letter.number("originalTimestamp", *delivery.timestamp_ms);
+    if (origin.timestamp_ms) letter.number("originalTimestamp", *origin.timestamp_ms);
     append_headers(letter.raw("originalHeaders"), delivery.headers);
     letter.text("consumer", about.consumer);
     letter.text("group", about.group);
@@ -87,6 +89,22 @@ std::string make_envelope(const brokers::Delivery& delivery, const Circumstances
         letter.text("firstFailureTime", rfc3339(about.first_failure_ms));
     letter.end();
     return out;
+}
+
+Origin origin_of(const brokers::Delivery& delivery) {
+    const auto copied = brokers::copied_from(delivery);
+    if (!copied)
+        return {.partition = delivery.partition(),
+                .offset = delivery.position(),
+                .timestamp_ms = delivery.timestamp_ms};
+    Origin origin{.partition = copied->partition, .offset = copied->offset, .timestamp_ms = {}};
+    for (const brokers::Header& header : delivery.headers) {
+        if (header.name != "semel-original-timestamp" || !header.value) continue;
+        std::int64_t at = 0;
+        const char* const end = header.value->data() + header.value->size();
+        if (std::from_chars(header.value->data(), end, at).ptr == end) origin.timestamp_ms = at;
+    }
+    return origin;
 }
 
 bool is_utf8(std::string_view bytes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,14 @@ namespace semel::deadletter {
 /// `...Encoding` beside them says; null where there is none.
 std::string make_envelope(const brokers::Delivery& delivery, const Circumstances& about,
                           std::string_view error_message, std::string_view stack_trace);
+
+/// Where a message lay when it was first delivered: a delayed copy says so itself.
+struct Origin {
+    brokers::Partition partition;
+    std::int64_t offset = 0;
+    std::optional<std::int64_t> timestamp_ms;
+};
+Origin origin_of(const brokers::Delivery& delivery);
 
 bool is_utf8(std::string_view bytes);
 /// RFC 4648 section 4, padded.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/json_scan.hpp"
+#include "brokers/delayed.hpp"
 #include "deadletter/cause.hpp"
 #include "deadletter/envelope.hpp"
 
@@ -24,7 +25,9 @@ constexpr std::size_t error_message_kept_bytes = 256;
 constexpr std::size_t key_header_max_bytes = 1024;
 
 // Ours: replaced by each letter. The originals are kept where the message brings them along.
-constexpr std::array<std::string_view, 18> told_anew{"semel-letter-id",
+constexpr std::array<std::string_view, 20> told_anew{brokers::due_header,
+                                                     brokers::copy_of_header,
+                                                     "semel-letter-id",
                                                      "semel-consumer",
                                                      "semel-group",
                                                      "semel-message-id",
@@ -91,16 +94,16 @@ class Writer {
     bool kafka_;
 };
 
-void add_originals(Headers& headers, const brokers::Delivery& delivery, const Form& form) {
+void add_originals(Headers& headers, const brokers::Delivery& delivery, bool kafka) {
     const brokers::Partition& where = delivery.partition();
-    Writer out(headers, form.kafka);
+    Writer out(headers, kafka);
     if (!has(headers, "semel-original-source")) out.text("semel-original-source", where.topic);
     // All or nothing: half of one death and half of another would name no message at all.
     if (has(headers, "semel-original-topic")) return;
     out.text("semel-original-topic", where.topic);
     if (delivery.timestamp_ms)
         out.text("semel-original-timestamp", std::to_string(*delivery.timestamp_ms));
-    if (form.kafka) {
+    if (kafka) {
         out.text("semel-original-partition", std::to_string(where.number));
         out.text("semel-original-offset", std::to_string(delivery.position()));
         if (delivery.key && delivery.key->size() <= key_header_max_bytes)
@@ -115,36 +118,32 @@ void add_spring_originals(Headers& headers, const brokers::Delivery& delivery,
                           const Circumstances& about, const Form& form) {
     if (form.headers != config::LetterHeaders::spring) return;
     if (has(headers, "kafka_dlt-original-topic")) return;
-    const brokers::Partition& where = delivery.partition();
+    const Origin origin = origin_of(delivery);
     Writer out(headers, form.kafka);
-    out.text("kafka_dlt-original-topic", where.topic);
+    out.text("kafka_dlt-original-topic", origin.partition.topic);
     if (form.kafka) {
-        out.spring("kafka_dlt-original-partition", where.number);
-        out.spring("kafka_dlt-original-offset", delivery.position());
+        out.spring("kafka_dlt-original-partition", origin.partition.number);
+        out.spring("kafka_dlt-original-offset", origin.offset);
     }
-    if (delivery.timestamp_ms) out.spring("kafka_dlt-original-timestamp", *delivery.timestamp_ms);
+    if (origin.timestamp_ms) out.spring("kafka_dlt-original-timestamp", *origin.timestamp_ms);
     out.text("kafka_dlt-original-consumer-group", about.group);
+}
+
+void put_aside(Headers& headers, std::string& property, const char* header) {
+    if (!property.empty() && !has(headers, header)) headers.push_back({header, property});
+    property.clear();
 }
 
 /// Of AMQP: what names the message stays, what would steer the letter becomes a header.
 void add_properties(brokers::Outgoing& letter, const brokers::Delivery& delivery,
                     const std::string& letter_id, const Form& form) {
-    Writer out(letter.headers, form.kafka);
     if (delivery.properties) {
-        letter.properties = *delivery.properties;
-        letter.properties.exchange.clear();
-        letter.properties.routing_key.clear();
-        const auto aside = [&](std::string& property, const char* header) {
-            if (!has(letter.headers, header)) out.text_unless_empty(header, property);
-            property.clear();
-        };
-        // A letter does not expire with its message, and only the connection's own user may be
-        // named.
-        aside(letter.properties.expiration, "semel-original-expiration");
-        aside(letter.properties.user_id, "semel-original-user-id");
+        letter.properties = kept_properties(delivery, letter.headers);
         if (form.body == config::LetterBody::envelope) {
-            aside(letter.properties.content_type, "semel-original-content-type");
-            aside(letter.properties.content_encoding, "semel-original-content-encoding");
+            put_aside(letter.headers, letter.properties.content_type,
+                      "semel-original-content-type");
+            put_aside(letter.headers, letter.properties.content_encoding,
+                      "semel-original-content-encoding");
             letter.properties.content_type = "application/json";
         }
     }
@@ -205,9 +204,6 @@ class Trimmer {
     std::size_t fixed_;
 };
 
-/// Read by the broker as further queues to send to; as text, as which they arrive, refused by it.
-bool steers(std::string_view name) { return name == "CC" || name == "BCC"; }
-
 /// The message's own headers, in their order, as far as a letter keeps them.
 Headers kept(const brokers::Delivery& delivery, const Form& form) {
     const bool spring = form.headers == config::LetterHeaders::spring;
@@ -235,6 +231,23 @@ Headers kept(const brokers::Delivery& delivery, const Form& form) {
 
 }  // namespace
 
+// As text, as which they arrive, the broker refuses them.
+bool steers(std::string_view header) { return header == "CC" || header == "BCC"; }
+
+void add_origin(Headers& headers, const brokers::Delivery& delivery, bool kafka) {
+    add_originals(headers, delivery, kafka);
+}
+
+brokers::AmqpProperties kept_properties(const brokers::Delivery& delivery, Headers& headers) {
+    brokers::AmqpProperties out = *delivery.properties;
+    out.exchange.clear();
+    out.routing_key.clear();
+    // It does not expire with its message, and only the connection's own user may be named.
+    put_aside(headers, out.expiration, "semel-original-expiration");
+    put_aside(headers, out.user_id, "semel-original-user-id");
+    return out;
+}
+
 brokers::Outgoing make_letter(const brokers::Delivery& delivery, const Circumstances& about,
                               const Form& form) {
     const bool spring = form.headers == config::LetterHeaders::spring;
@@ -258,7 +271,7 @@ brokers::Outgoing make_letter(const brokers::Delivery& delivery, const Circumsta
     Headers originals = kept(delivery, form);
     const std::size_t own = originals.size();
     letter.headers = std::move(originals);
-    add_originals(letter.headers, delivery, form);
+    add_originals(letter.headers, delivery, form.kafka);
     add_spring_originals(letter.headers, delivery, about, form);
     if (!form.kafka) add_properties(letter, delivery, letter_id, form);
     Writer out(letter.headers, form.kafka);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/hash.hpp"
@@ -55,6 +56,16 @@ using Redaction = std::function<void(brokers::Outgoing&)>;
 /// and Spring headers replaced, not piled up; originals of the first death are kept.
 brokers::Outgoing make_letter(const brokers::Delivery& delivery, const Circumstances& about,
                               const Form& form);
+
+/// Adds where the message lies (semel-original-*), unless it says already where it first lay.
+void add_origin(std::vector<brokers::OutgoingHeader>& headers, const brokers::Delivery& delivery,
+                bool kafka);
+/// What AMQP's properties become in a message that is published again: those that name it stay,
+/// those that would steer the new one become headers. Exchange and routing key are left empty.
+brokers::AmqpProperties kept_properties(const brokers::Delivery& delivery,
+                                        std::vector<brokers::OutgoingHeader>& headers);
+/// Whether the broker reads this header of AMQP as further queues to send to.
+bool steers(std::string_view header);
 
 /// "<class>:<hash of the normalized message>": the same for failures that differ in numbers, ids
 /// and quoted values only.

@@ -204,6 +204,32 @@ TEST(Letter, a_second_death_replaces_what_is_said_and_keeps_where_it_came_from) 
         << "not half of one death and half of another";
 }
 
+TEST(Letter, a_delayed_copy_dies_where_its_original_lay) {
+    const brokers::Delivery copy = delivery("{}",
+                                            {{"semel-original-source", "orders"},
+                                             {"semel-original-topic", "orders"},
+                                             {"semel-original-timestamp", "77"},
+                                             {"semel-original-partition", "1"},
+                                             {"semel-original-offset", "9"},
+                                             {"semel-copy-of", "orders-1-9"},
+                                             {"semel-due-timestamp", "5"}},
+                                            "k", "orders.shop.retry.1m");
+    const Outgoing letter = make_letter(copy, about(), {});
+    EXPECT_EQ(header(letter, "semel-original-topic"), "orders");
+    EXPECT_EQ(header(letter, "semel-original-partition"), "1");
+    EXPECT_EQ(header(letter, "semel-original-offset"), "9");
+    EXPECT_EQ(header(letter, "kafka_dlt-original-topic"), "orders");
+    EXPECT_EQ(header(letter, "kafka_dlt-original-partition"), std::string("\0\0\0\1", 4));
+    EXPECT_EQ(header(letter, "kafka_dlt-original-offset"), std::string("\0\0\0\0\0\0\0\x9", 8));
+    EXPECT_EQ(header(letter, "kafka_dlt-original-timestamp"), std::string("\0\0\0\0\0\0\0M", 8));
+    EXPECT_EQ(header(letter, "semel-copy-of"), std::nullopt) << "of one copy alone";
+    EXPECT_EQ(header(letter, "semel-due-timestamp"), std::nullopt);
+    const std::string envelope = make_envelope(copy, about(), "e", "");
+    for (const char* member : {"\"originalTopic\":\"orders\"", "\"originalPartition\":1",
+                               "\"originalOffset\":9", "\"originalTimestamp\":77"})
+        EXPECT_NE(envelope.find(member), std::string::npos) << member << " in " << envelope;
+}
+
 TEST(Letter, the_stack_trace_is_cut_first_then_the_message_then_headers_from_the_end) {
     Circumstances circumstances = about();
     circumstances.stack_trace = std::string(100'000, 's');

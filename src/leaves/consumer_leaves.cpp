@@ -1,7 +1,6 @@
 #include "leaves/consumer_leaves.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "brokers/kafka/kafka.hpp"
@@ -26,6 +25,10 @@ using std::chrono::milliseconds;
 constexpr const char* reset_metadata = "semel";
 constexpr milliseconds connect_timeout{5000};
 constexpr milliseconds ask_timeout{5000};
+/// A topic of copies keeps them so much longer than their delay: what is made at least the one,
+/// what is found at least the other.
+constexpr milliseconds copies_kept{std::chrono::hours{24 * 7}};
+constexpr milliseconds copies_margin{std::chrono::hours{24}};
 /// Of one statement of a consumer, whose transactions are short.
 constexpr milliseconds statement_deadline{60'000};
 
@@ -92,8 +95,10 @@ base::Result<std::unique_ptr<brokers::Source>> make_source(const config::Consume
         kafka::SourceConfig source;
         source.brokers = from->brokers;
         source.topics = from->topics;
+        source.delayed = config::all_copy_targets(consumer);
         source.group = from->group;
         source.client_id = names.client_id;
+        source.observe = consumer.observe;
         source.instance_id = from->instance_id;
         source.start = start_of(from->start);
         source.properties = from->properties;
@@ -136,15 +141,98 @@ base::Result<std::unique_ptr<brokers::Publisher>> make_publisher(
     return rabbitmq::make_publisher(std::move(publisher));
 }
 
+/// Topics of copies of this consumer, of whichever delay.
+std::vector<std::string> like_copies(const config::ConsumerConfig& consumer) {
+    std::vector<std::string> patterns;
+    for (const std::string& topic : consumer.kafka->topics) {
+        if (topic.starts_with('^')) continue;
+        std::string pattern = "^";
+        for (const char c : topic + "." + consumer.kafka->group + ".retry.") {
+            if (c == '.') pattern += '\\';
+            pattern += c;
+        }
+        patterns.push_back(std::move(pattern));
+    }
+    return patterns;
+}
+
+/// What lies ready for copies, and what is made of it. `found`: what there is of the consumer's
+/// topics, and of those like copies.
+base::Result<void> look_at_copies(const config::ConsumerConfig& consumer,
+                                  const kafka::Cluster& cluster,
+                                  const std::vector<kafka::TopicFacts>& found, bool make,
+                                  cli::BrokerFindings& out) {
+    const auto facts_of = [&found](const std::string& topic) {
+        return std::find_if(found.begin(), found.end(),
+                            [&topic](const kafka::TopicFacts& one) { return one.name == topic; });
+    };
+    const std::vector<std::string> targets = config::all_copy_targets(consumer);
+    for (const kafka::TopicFacts& one : found) {
+        const auto patterns = like_copies(consumer);
+        const bool like = std::any_of(
+            patterns.begin(), patterns.end(),
+            [&one](const std::string& pattern) { return config::takes_in(pattern, one.name); });
+        if (like && std::find(targets.begin(), targets.end(), one.name) == targets.end())
+            out.copies_left.push_back(one.name);
+    }
+    if (targets.empty()) return {};
+    for (const std::string& source : consumer.kafka->topics) {
+        const auto facts = facts_of(source);
+        const std::vector<std::string> names = config::copy_targets(consumer, source);
+        for (std::size_t i = 0; i < names.size(); ++i) {
+            const milliseconds delay = consumer.retry.delays[i];
+            if (const auto there = facts_of(names[i]); there != found.end()) {
+                if (there->may_lose)
+                    out.copies_wrong.push_back(
+                        "the topic " + names[i] +
+                        " is compacted, or kept up to a size (retention.bytes), so that copies may "
+                        "vanish before they are due: set cleanup.policy=delete and "
+                        "retention.bytes=-1");
+                if (there->retention && *there->retention < delay + copies_margin)
+                    out.copies_wrong.push_back(
+                        "the topic " + names[i] + " keeps its messages for " +
+                        config::duration_word(*there->retention) +
+                        ", so that copies may vanish before they were run: set retention.ms to " +
+                        "the delay and a day more at least");
+                if (there->retention)
+                    out.retention =
+                        std::max(out.retention.value_or(*there->retention), *there->retention);
+                continue;
+            }
+            if (!consumer.retry.create) {
+                out.copies_missing.push_back("the topic " + names[i]);
+                continue;
+            }
+            // As long as the original would have been kept, from when it is due.
+            milliseconds kept = copies_kept;
+            kafka::TopicShape shape;
+            shape.settings = {{"cleanup.policy", "delete"}, {"retention.bytes", "-1"}};
+            if (facts != found.end()) {
+                shape.partitions = static_cast<int>(facts->partitions);
+                if (facts->retention) kept = std::max(kept, *facts->retention);
+            }
+            kept += delay;
+            shape.settings["retention.ms"] = std::to_string(kept.count());
+            out.retention = std::max(out.retention.value_or(kept), kept);
+            if (!make) continue;
+            if (auto made = kafka::ensure_topic(cluster, names[i], ask_timeout, shape); !made)
+                return made.error();
+        }
+    }
+    return {};
+}
+
 base::Result<cli::BrokerFindings> look_at_kafka(const config::ConsumerConfig& consumer, bool make) {
     const config::KafkaSourceConfig& source = *consumer.kafka;
     const kafka::Cluster cluster = cluster_of(source);
     const std::string& letters = consumer.dead_letter.topic;
-    const std::string& results = consumer.handler.ai.result_topic;
+    const std::string& results = consumer.handler.results.topic;
     std::vector<std::string> wanted = source.topics;
     for (const std::string& target : {letters, results}) {
         if (!target.empty()) wanted.push_back(target);
     }
+    for (const auto& more : {config::all_copy_targets(consumer), like_copies(consumer)})
+        wanted.insert(wanted.end(), more.begin(), more.end());
     const auto found = kafka::look_at_topics(cluster, wanted, ask_timeout);
     if (!found) return found.error();
     const auto exists = [&found](const std::string& topic) {
@@ -172,6 +260,8 @@ base::Result<cli::BrokerFindings> look_at_kafka(const config::ConsumerConfig& co
             out.about_retention = "topic " + one.name + ": " + one.about_retention;
         }
     }
+    if (auto looked = look_at_copies(consumer, cluster, *found, make, out); !looked)
+        return looked.error();
     if (endless) out.retention.reset();
     if (!consumer.dead_letter.stop && !exists(letters)) {
         if (!consumer.dead_letter.create) {
@@ -196,6 +286,20 @@ base::Result<cli::BrokerFindings> look_at_rabbitmq(const config::ConsumerConfig&
         if (!exists) return exists.error();
         if (!*exists) out.missing.push_back("the queue " + source.queue);
     }
+    const std::vector<std::string> delays = config::all_copy_targets(consumer);
+    for (std::size_t i = 0; i < consumer.retry.delays.size() && !delays.empty(); ++i) {
+        const std::string name = config::copy_targets(consumer, source.queue)[i];
+        const auto there = rabbitmq::delay_queue(
+            access, {.name = name, .target = source.queue, .delay = consumer.retry.delays[i]},
+            make && consumer.retry.create);
+        if (!there && there.error().code == base::ErrorCode::invalid_argument) {
+            out.copies_wrong.push_back(there.error().detail);
+        } else if (!there) {
+            return there.error();
+        } else if (!*there && !consumer.retry.create) {
+            out.copies_missing.push_back("the queue " + name);
+        }
+    }
     const config::DeadLetterConfig& letters = consumer.dead_letter;
     if (!letters.stop && letters.create && make) {
         if (auto made = rabbitmq::ensure_queue(access, letters.queue); !made) return made.error();
@@ -206,34 +310,27 @@ base::Result<cli::BrokerFindings> look_at_rabbitmq(const config::ConsumerConfig&
             out.letters_missing = letters.exchange.empty() ? "the queue " + letters.queue
                                                            : "the exchange " + letters.exchange;
     }
-    if (const std::string& results = consumer.handler.ai.result_topic; !results.empty()) {
-        const auto exists = rabbitmq::target_exists(access, results, {});
+    if (const config::ResultsConfig& results = consumer.handler.results; results.any()) {
+        const auto exists = rabbitmq::target_exists(access, results.queue, results.exchange);
         if (!exists) return exists.error();
-        if (!*exists) out.results_missing = "the queue " + results;
+        if (!*exists)
+            out.results_missing = results.exchange.empty() ? "the queue " + results.queue
+                                                           : "the exchange " + results.exchange;
     }
     return out;
 }
 
 base::Result<std::vector<cli::PositionToSet>> plan_reset(const config::ConsumerConfig& consumer,
                                                          const cli::ConsumerResetOptions& options) {
-    kafka::ResetTo to = kafka::ResetTo::offset;
-    std::int64_t offset = 0;
-    if (options.to == "earliest") {
-        to = kafka::ResetTo::earliest;
-    } else if (options.to == "latest") {
-        to = kafka::ResetTo::latest;
-    } else {
-        const char* const end = options.to.data() + options.to.size();
-        const auto [after, error] = std::from_chars(options.to.data(), end, offset);
-        if (error != std::errc() || after != end || offset < 0)
-            return base::Error{
-                .code = base::ErrorCode::invalid_argument,
-                .detail = "--to " + options.to + " is neither earliest, latest nor an offset"};
-    }
+    using Kind = cli::ResetTarget::Kind;
+    kafka::ResetTo to = kafka::ResetTo::earliest;
+    if (options.target.kind == Kind::latest) to = kafka::ResetTo::latest;
+    if (options.target.kind == Kind::offset) to = kafka::ResetTo::offset;
+    if (options.target.kind == Kind::time) to = kafka::ResetTo::time;
     const config::KafkaSourceConfig& source = *consumer.kafka;
-    auto moves =
-        kafka::plan_reset({.brokers = source.brokers, .properties = source.properties},
-                          source.group, source.topics, options.partition, to, offset, ask_timeout);
+    auto moves = kafka::plan_reset({.brokers = source.brokers, .properties = source.properties},
+                                   source.group, source.topics, options.partition, to,
+                                   options.target.at, ask_timeout);
     if (!moves) return moves.error();
     std::vector<cli::PositionToSet> out;
     for (const kafka::PositionMove& move : *moves)

@@ -98,7 +98,12 @@ consumer::CallbackFunction callback_of(Handler handler) {
         out.attempt = attempt.number;
         out.fencing_token = attempt.token.value;
         return std::visit(
-            Overloaded{[](Done) -> consumer::HandlerOutcome { return consumer::Handled{}; },
+            Overloaded{[](Done&& said) -> consumer::HandlerOutcome {
+                           if (!said.answer) return consumer::Handled{};
+                           return consumer::Handled{std::make_shared<consumer::HandlerAnswer>(
+                               std::move(said.answer->body), std::move(said.answer->content_type),
+                               std::move(said.answer->headers))};
+                       },
                        [](NotYet&& said) -> consumer::HandlerOutcome {
                            return consumer::HandledNotYet{std::move(said.reason), said.after};
                        },
@@ -124,21 +129,21 @@ consumer::TransactionCallback callback_of(TransactionHandler handler, bool batch
         out.attempt = std::max(1U, message.runs);
         inbox::EffectOutcome outcome;
         try {
-            outcome =
-                std::visit(Overloaded{[](Done) -> inbox::EffectOutcome { return inbox::Did{}; },
-                                      [](NotYet&& said) -> inbox::EffectOutcome {
-                                          return inbox::NotYet{std::move(said.reason)};
-                                      },
-                                      [](Failed&& said) -> inbox::EffectOutcome {
-                                          return inbox::Failed{std::move(said.reason), false};
-                                      },
-                                      [](Fatal&& said) -> inbox::EffectOutcome {
-                                          return inbox::Failed{std::move(said.reason), true};
-                                      },
-                                      [](Unknown&& said) -> inbox::EffectOutcome {
-                                          return inbox::Failed{std::move(said.reason), false};
-                                      }},
-                           handler(out, access.transaction()));
+            outcome = std::visit(
+                Overloaded{[](const Done&) -> inbox::EffectOutcome { return inbox::Did{}; },
+                           [](NotYet&& said) -> inbox::EffectOutcome {
+                               return inbox::NotYet{std::move(said.reason)};
+                           },
+                           [](Failed&& said) -> inbox::EffectOutcome {
+                               return inbox::Failed{std::move(said.reason), false};
+                           },
+                           [](Fatal&& said) -> inbox::EffectOutcome {
+                               return inbox::Failed{std::move(said.reason), true};
+                           },
+                           [](Unknown&& said) -> inbox::EffectOutcome {
+                               return inbox::Failed{std::move(said.reason), false};
+                           }},
+                handler(out, access.transaction()));
         } catch (const StatementFailed&) {
             SEMEL_ASSERT(access.problem().has_value(), "a statement fails with a problem");
         }

@@ -125,6 +125,7 @@ admin::Probes Process::probes() {
         if (!ready_) reasons.emplace_back("starting or ending");
         if (const auto health = store_->health(); !health)
             reasons.push_back("store: " + health.error().detail);
+        for (std::string& reason : consumers_->not_ready()) reasons.push_back(std::move(reason));
         return reasons;
     };
     probes.metrics = [this] { return metrics_.render(); };

@@ -29,8 +29,7 @@ class KnownMessages {
         base::Digest key;
         std::uint32_t failed = 0;
         std::int64_t first_failure_ms = 0;
-        bool paid = false;       ///< This process caused the call, and has not said Applied yet.
-        bool published = false;  ///< Its result was confirmed to this process.
+        bool paid = false;  ///< This process caused the call, and has not said Applied yet.
     };
     /// Valid until the next call.
     Known& of(const base::Digest& key) {
@@ -86,12 +85,12 @@ bool refuses_turn(int status) {
 
 class Ai final : public Strategy {
   public:
-    Ai(runtime::Loop& loop, AiOptions options, AskChat ask, PublishResult publish,
+    Ai(runtime::Loop& loop, AiOptions options, AskChat ask, Results* results,
        ConsumerCounters& counters)
         : loop_(loop),
           options_(std::move(options)),
           ask_(std::move(ask)),
-          publish_(std::move(publish)),
+          results_(results),
           counters_(counters),
           random_(std::random_device{}()) {}
     ~Ai() override { *alive_ = false; }
@@ -134,7 +133,7 @@ class Ai final : public Strategy {
     runtime::Loop& loop_;
     const AiOptions options_;
     const AskChat ask_;
-    const PublishResult publish_;
+    Results* const results_;
     ConsumerCounters& counters_;
     std::minstd_rand random_;
     KnownMessages known_;
@@ -224,9 +223,7 @@ void Ai::heard(const ChainPtr& chain, ChatAnswer answer) {
     base::fault_point("consumer.effect.after");
     KnownMessages::Known& known = known_.of(message.key);
     if (!answer.replayed) known.paid = true;
-    const bool told =
-        known.published && options_.config.on_duplicate == config::OnDuplicate::silent;
-    if (!publish_ || told) {
+    if (results_ == nullptr) {
         finish(chain, settled(message));
     } else {
         publish(chain, std::move(answer.body));
@@ -234,29 +231,16 @@ void Ai::heard(const ChainPtr& chain, ChatAnswer answer) {
 }
 
 void Ai::publish(const ChainPtr& chain, std::string body) {
-    const std::string id = chain->messages.front()->id;
-    publish_(id, std::move(body),
-             [this, chain, &loop = loop_, alive = alive_](base::Result<void> done) mutable {
-                 loop.post([this, chain = std::move(chain), alive = std::move(alive),
-                            done = std::move(done)] {
-                     if (!*alive || chain->messages.empty()) return;
-                     Message& message = *chain->messages.front();
-                     if (done) {
-                         known_.of(message.key).published = true;
-                         base::fault_point("consumer.record.after");
-                         finish(chain, settled(message));
-                     } else if (done.error().code == base::ErrorCode::invalid_argument) {
-                         finish(chain,
-                                Dead{.why = DeadClass::fatal,
-                                     .reason = "its turn is answered, and the result cannot be "
-                                               "published: " +
-                                               done.error().detail});
-                     } else {
-                         finish(chain, Ill{"results cannot be published: " + done.error().detail +
-                                           "; they are published again as soon as that works"});
-                     }
-                 });
-             });
+    auto result = std::make_shared<HandlerAnswer>();
+    result->body = std::move(body);
+    result->content_type = "application/json";
+    results_->publish(*chain->messages.front(), std::move(result),
+                      [this, chain, alive = alive_](std::optional<Verdict> ended) {
+                          if (!*alive || chain->messages.empty()) return;
+                          if (ended) return finish(chain, std::move(*ended));
+                          base::fault_point("consumer.record.after");
+                          finish(chain, settled(*chain->messages.front()));
+                      });
 }
 
 Verdict Ai::settled(const Message& message) {
@@ -293,7 +277,7 @@ Verdict Ai::judge(const Message& message, const ChatAnswer& answer) {
                     .reason = answered(answer) + ": max_paid_attempts of /api/chat are used up"};
     if (slug == "answer-not-kept" || slug == "expired") {
         // The turn happened; there is nothing to publish of it.
-        if (!publish_) return Duplicate{};
+        if (results_ == nullptr) return Duplicate{};
         return Dead{.why = DeadClass::fatal,
                     .reason = answered(answer) +
                               ": the turn is decided, and its answer is not there to be published"};
@@ -402,20 +386,16 @@ std::string Ai::promise() const {
         "on "
         "the conditions of that route; failed turns are counted in this process only, so that a "
         "restart counts anew";
-    if (publish_)
-        text +=
-            "; results are published at least once, before the message is settled: a repeated one "
-            "has the same id and bytes";
+    if (results_ != nullptr) text += ". " + results_->promise();
     return text;
 }
 
 }  // namespace
 
 std::unique_ptr<Strategy> make_ai(runtime::Loop& loop, AiOptions options, AskChat ask,
-                                  PublishResult publish, ConsumerCounters& counters) {
+                                  Results* results, ConsumerCounters& counters) {
     SEMEL_ASSERT(ask != nullptr, "an ai consumer has a gateway to ask");
-    return std::make_unique<Ai>(loop, std::move(options), std::move(ask), std::move(publish),
-                                counters);
+    return std::make_unique<Ai>(loop, std::move(options), std::move(ask), results, counters);
 }
 
 }  // namespace semel::consumer

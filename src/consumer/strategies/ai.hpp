@@ -8,6 +8,7 @@
 
 #include "config/consumers.hpp"
 #include "consumer/consumer.hpp"
+#include "consumer/results.hpp"
 #include "consumer/retry.hpp"
 #include "consumer/strategy.hpp"
 
@@ -33,13 +34,8 @@ struct ChatAnswer {
 };
 /// Asks; `done` on any thread, once. Thread-safe.
 using AskChat = std::function<void(ChatTurn turn, std::function<void(ChatAnswer)> done)>;
-/// Publishes a result under `id` and says when it is confirmed, on any thread. Error
-/// invalid_argument: it can never be taken (too large, an id that cannot be a property).
-using PublishResult = std::function<void(std::string id, std::string body,
-                                         std::function<void(base::Result<void>)> done)>;
-
-/// Of the messages that failed or whose result was published, this many are remembered; of a
-/// forgotten one failed turns are counted anew, and a duplicate's result is published again.
+/// Of the messages that failed this many are remembered; of a forgotten one failed turns are
+/// counted anew.
 inline constexpr std::size_t ai_known_max = 16 * 1024;
 
 struct AiOptions {
@@ -51,12 +47,10 @@ struct AiOptions {
 };
 
 /// The request id is Message::id; without `session` in the configuration each message is a
-/// conversation of its own, named by its id. `publish` may be empty: no results. The records are
-/// the gateway's own; failed turns are counted in this process, letters are at least once. With
-/// on_duplicate: silent a result is not published again where this process has published it; where
-/// that is not known (after a restart, or a turn paid for over HTTP) it is, with the same id and
-/// bytes. `loop` outlives every `done`.
+/// conversation of its own, named by its id. `results` may be null: none are published. The records
+/// are the gateway's own; failed turns are counted in this process, letters are at least once. All
+/// arguments outlive every `done`.
 std::unique_ptr<Strategy> make_ai(runtime::Loop& loop, AiOptions options, AskChat ask,
-                                  PublishResult publish, ConsumerCounters& counters);
+                                  Results* results, ConsumerCounters& counters);
 
 }  // namespace semel::consumer

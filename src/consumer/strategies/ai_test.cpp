@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "stores/memory/memory_store.hpp"
 #include "support/manual_clock.hpp"
 
 namespace semel::consumer {
@@ -46,18 +47,22 @@ class AiStrategy : public testing::Test {
     }
 
     void make(bool publishes = true) {
-        PublishResult publish;
+        strategy_.reset();
+        results_.reset();
         if (publishes) {
-            publish = [this](std::string id, std::string body, auto done) {
-                published_.push_back({std::move(id), std::move(body), std::move(done)});
-            };
+            results_.emplace(
+                loop_, ResultsOptions{.republish = republish_, .owner = {"a", {}}}, records_.get(),
+                [this](std::string id, const HandlerAnswerPtr& answer, auto done) {
+                    EXPECT_EQ(answer->content_type, "application/json");
+                    published_.push_back({std::move(id), answer->body, std::move(done)});
+                });
         }
         strategy_ = make_ai(
             loop_, options_,
             [this](ChatTurn turn, auto done) {
                 asked_.push_back({std::move(turn), std::move(done)});
             },
-            std::move(publish), counters_);
+            results_ ? &*results_ : nullptr, counters_);
         strategy_->on_capacity = [this] { ++capacity_told_; };
     }
 
@@ -108,6 +113,11 @@ class AiStrategy : public testing::Test {
     };
     support::ManualClock clock_;
     runtime::Loop loop_{clock_, runtime::Loop::Mode::simulated};
+    std::unique_ptr<core::Store> store_ = stores::make_memory_store(clock_);
+    base::Hmac secret_{"secret"};
+    std::unique_ptr<Records> records_ = records_on_store(loop_, *store_, secret_, "the store");
+    bool republish_ = false;
+    std::optional<Results> results_;
     AiOptions options_;
     ConsumerCounters counters_;
     brokers::AssignmentPtr assignment_ =
@@ -189,18 +199,27 @@ TEST_F(AiStrategy, a_result_is_published_again_only_where_it_is_not_known_to_be_
     confirm(0);
     EXPECT_EQ(last("m1"), "duplicate");
     EXPECT_EQ(named(verdict_on("m1", answer_of("the answer", true))), "duplicate");
-    EXPECT_EQ(published_.size(), 1u) << "silent: this process has published it";
+    EXPECT_EQ(published_.size(), 1u) << "silent: it is marked";
 
     make();  // as after a restart
-    run({&message("m1")});
-    answer(asked_.size() - 1, answer_of("the answer", true));
+    EXPECT_EQ(named(verdict_on("m1", answer_of("the answer", true))), "duplicate");
+    EXPECT_EQ(published_.size(), 1u);
+
+    run({&message("m2")});
+    answer(asked_.size() - 1, answer_of("another"));
     ASSERT_EQ(published_.size(), 2u);
-    EXPECT_EQ(published_[1].id, published_[0].id);
-    EXPECT_EQ(published_[1].body, published_[0].body);
+    make();  // it dies before the confirm; its claim on the publication runs out
+    EXPECT_EQ(named(verdict_on("m2", answer_of("another", true))), "busy");
+    clock_.advance(10s);
+    run({&message("m2")});
+    answer(asked_.size() - 1, answer_of("another", true));
+    ASSERT_EQ(published_.size(), 3u);
+    EXPECT_EQ(published_[2].id, published_[1].id);
+    EXPECT_EQ(published_[2].body, published_[1].body);
 }
 
 TEST_F(AiStrategy, republish_answers_every_duplicate) {
-    options_.config.on_duplicate = config::OnDuplicate::republish;
+    republish_ = true;
     make();
     for (std::size_t i = 0; i < 3; ++i) {
         run({&message("m1")});
@@ -415,18 +434,15 @@ TEST_F(AiStrategy, an_answer_after_the_end_is_nobodys) {
     EXPECT_EQ(last("m1"), "running");
 }
 
-TEST_F(AiStrategy, whoever_is_forgotten_is_published_again) {
-    make();
-    run({&message("first")});
-    answer(0, answer_of("x"));
-    confirm(0);
+TEST_F(AiStrategy, whose_failures_are_forgotten_begins_anew) {
+    make(false);
+    const ChatAnswer failure = problem_of(502, "upstream-failed", 500);
+    EXPECT_EQ(std::get<Retry>(verdict_on("first", failure)).delay, 1s);
     for (std::size_t i = 0; i < ai_known_max; ++i) {
-        verdict_on("m" + std::to_string(i), problem_of(502, "upstream-failed", 500));
+        verdict_on("m" + std::to_string(i), failure);
         messages_.clear();
     }
-    run({&message("first")});
-    answer(asked_.size() - 1, answer_of("x", true));
-    EXPECT_EQ(published_.size(), 2u);
+    EXPECT_EQ(std::get<Retry>(verdict_on("first", failure)).delay, 1s);
 }
 
 TEST_F(AiStrategy, letters_and_partitions_need_nothing_of_it) {
@@ -438,7 +454,7 @@ TEST_F(AiStrategy, letters_and_partitions_need_nothing_of_it) {
     strategy_->letter_published(message("m1"), Dead{},
                                 [&](base::Result<void> done) { recorded = done.has_value(); });
     EXPECT_TRUE(recorded);
-    EXPECT_NE(strategy_->promise().find("at least once"), std::string::npos);
+    EXPECT_NE(strategy_->promise().find("a duplicate publishes nothing"), std::string::npos);
 }
 
 }  // namespace

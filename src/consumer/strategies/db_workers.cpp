@@ -85,14 +85,15 @@ class Link::Watched final : public Executor {
     const std::set<std::string>& effects_;
 };
 
-Link::Link(inbox::Connect connect, const std::atomic<bool>& abandoned)
+Link::Link(inbox::Connect connect, const std::atomic<bool>& abandoned, unsigned number)
     : watched_(
           [this, connect = std::move(connect), &abandoned]() -> Tried<std::shared_ptr<Executor>> {
               auto answer = connect_safely(connect);
               if (std::holds_alternative<Problem>(answer)) return answer;
               return std::shared_ptr<Executor>(
                   std::make_shared<Watched>(std::move(std::get<0>(answer)), abandoned, effects_));
-          }) {}
+          }),
+      number_(number) {}
 
 bool Link::ready() {
     // An open transaction is somebody's leftover: the server rolls it back.
@@ -115,7 +116,7 @@ bool Link::ready() {
 
 DbWorkers::DbWorkers(const inbox::Connect& connect, unsigned connections) {
     for (unsigned i = 0; i < std::max(connections, 1U); ++i)
-        threads_.emplace_back([this, connect] { run(connect); });
+        threads_.emplace_back([this, connect, i] { run(connect, i); });
 }
 
 DbWorkers::~DbWorkers() {
@@ -136,8 +137,8 @@ void DbWorkers::start(Work work) {
     wake_.notify_one();
 }
 
-void DbWorkers::run(const inbox::Connect& connect) {
-    Link link(connect, abandoned_);
+void DbWorkers::run(const inbox::Connect& connect, unsigned number) {
+    Link link(connect, abandoned_, number);
     while (true) {
         Work work;
         {

@@ -35,7 +35,10 @@ class Link {
     static constexpr milliseconds backoff_first{100};
     static constexpr milliseconds backoff_max{10'000};
 
-    Link(inbox::Connect connect, const std::atomic<bool>& abandoned);
+    Link(inbox::Connect connect, const std::atomic<bool>& abandoned, unsigned number);
+
+    /// Of its thread among those of its DbWorkers, from 0.
+    [[nodiscard]] unsigned number() const { return number_; }
 
     /// Whether there is a connection outside of any transaction; makes one if it is time to try
     /// again. False: why() says what is wrong.
@@ -54,6 +57,7 @@ class Link {
     class Watched;
 
     inbox::Connect watched_;
+    const unsigned number_;
     std::set<std::string> effects_;
     std::shared_ptr<sql::Executor> connection_;
     std::string why_;
@@ -80,7 +84,7 @@ class DbWorkers {
     void abandon() { abandoned_ = true; }
 
   private:
-    void run(const inbox::Connect& connect);
+    void run(const inbox::Connect& connect, unsigned number);
 
     std::atomic<bool> abandoned_{false};
     std::mutex mutex_;

@@ -148,7 +148,10 @@ std::variant<std::vector<core::Operation>, Verdict> FailureNote::after_claim(Res
         .usage = {},
         .delay = wait.value_or(milliseconds{0})});
     if (wait) {
-        next_ = Retry{.delay = *wait, .reason = run_.reason, .charged = true};
+        next_ = Retry{.delay = *wait,
+                      .reason = run_.reason,
+                      .charged = true,
+                      .step = rules_->retry.delay_after(failed)};
     } else {
         next_ = Dead{.why = run_.dead,
                      .reason = run_.reason,

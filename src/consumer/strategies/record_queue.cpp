@@ -28,10 +28,10 @@ RecordQueue::~RecordQueue() {
     loop_.cancel(timer_);
 }
 
-void RecordQueue::push(RecordStep step, const Tag& tag) {
-    steps_.push_back(std::move(step));
+RecordStep& RecordQueue::push(const Tag& tag) {
     tags_.push_back(tag);
     if (!armed_) arm();
+    return steps_.emplace_back();
 }
 
 std::optional<core::StoreTime> RecordQueue::latest_now() const {

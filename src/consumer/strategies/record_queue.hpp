@@ -39,7 +39,9 @@ class RecordQueue {
     RecordQueue(const RecordQueue&) = delete;
     RecordQueue& operator=(const RecordQueue&) = delete;
 
-    void push(RecordStep step, const Tag& tag);
+    void push(RecordStep step, const Tag& tag) { push(tag) = std::move(step); }
+    /// A step to be filled before anything else is asked of this queue.
+    RecordStep& push(const Tag& tag);
     /// The store's time now, rather too late than too early; nullopt before its first answer.
     [[nodiscard]] std::optional<core::StoreTime> latest_now() const;
 

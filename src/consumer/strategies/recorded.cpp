@@ -17,12 +17,13 @@ constexpr milliseconds cancel_patience{1000};
 }  // namespace
 
 Recorded::Recorded(runtime::Loop& loop, RecordedOptions options, Records& records, Handler& handler,
-                   ConsumerCounters& counters)
+                   ConsumerCounters& counters, Results* results)
     : loop_(loop),
       options_(std::move(options)),
       records_(records),
       handler_(handler),
       counters_(counters),
+      results_(results),
       gate_(std::make_shared<Gate>()),
       queue_(
           loop, records,
@@ -152,6 +153,7 @@ std::string Recorded::promise() const {
                  "letter of class unknown."
                : " Its effect is doubled only where a process died, or was cut off from the "
                  "store for longer than the lease, while its handler ran; that is counted.";
+    if (results_ != nullptr) out += " " + results_->promise();
     if (!options_.store_promise.empty()) out += " " + options_.store_promise;
     return out;
 }
@@ -171,8 +173,10 @@ void Recorded::arm_tick() {
 void Recorded::tick() {
     const SteadyTime now = loop_.now();
     std::vector<RunAt> late;
+    std::size_t unrecorded = 0;
     for (Run& run : pool_.all()) {
         if (!live(run)) continue;
+        if (run.state > State::running && run.again >= trouble_after) ++unrecorded;
         if (run.keeper) renew(run, now);
         if (run.state == State::asking && now >= run.asked_first + options_.patience)
             late.emplace_back(&run);
@@ -181,8 +185,18 @@ void Recorded::tick() {
         if (one.valid() && one.run->state == State::asking)
             unanswered(*one.run,
                        "no answer within " + std::to_string(options_.patience.count()) + " ms");
+    tell_trouble(unrecorded);
     if (pool_.used() != 0) arm_tick();
     after();
+}
+
+void Recorded::tell_trouble(std::size_t unrecorded) {
+    if ((unrecorded != 0) == troubled_) return;
+    troubled_ = unrecorded != 0;
+    if (!on_trouble) return;
+    on_trouble(troubled_ ? records_.name() + " does not take how " + std::to_string(unrecorded) +
+                               " message(s) ended; they stay unsettled, and it is tried again"
+                         : std::string());
 }
 
 void Recorded::renew(Run& run, SteadyTime now) {
@@ -242,8 +256,9 @@ void Recorded::stopped() {
 
 std::unique_ptr<Strategy> make_recorded(runtime::Loop& loop, RecordedOptions options,
                                         Records& records, Handler& handler,
-                                        ConsumerCounters& counters) {
-    return std::make_unique<Recorded>(loop, std::move(options), records, handler, counters);
+                                        ConsumerCounters& counters, Results* results) {
+    return std::make_unique<Recorded>(loop, std::move(options), records, handler, counters,
+                                      results);
 }
 
 }  // namespace semel::consumer

@@ -8,6 +8,7 @@
 #include "consumer/consumer.hpp"
 #include "consumer/handler.hpp"
 #include "consumer/records.hpp"
+#include "consumer/results.hpp"
 #include "consumer/retry.hpp"
 #include "consumer/strategy.hpp"
 
@@ -34,9 +35,10 @@ struct RecordedOptions {
     std::string store_promise;  ///< What the store promises (Durability::summary), for promise().
 };
 
-/// All arguments outlive it; `records` and `handler` are for the same loop.
+/// All arguments outlive it; `records`, `handler` and `results` are for the same loop. `results`
+/// null: what handlers answer is dropped.
 std::unique_ptr<Strategy> make_recorded(runtime::Loop& loop, RecordedOptions options,
                                         Records& records, Handler& handler,
-                                        ConsumerCounters& counters);
+                                        ConsumerCounters& counters, Results* results = nullptr);
 
 }  // namespace semel::consumer

@@ -88,6 +88,16 @@ void Recorded::asked(Run& run, Answered result) {
         enter(run, State::comparing);
         return send(run);
     }
+    if (const auto* replay = std::get_if<core::Replay>(&outcome);
+        results_ != nullptr && replay != nullptr &&
+        replay->record->status == core::Status::completed) {
+        if (!run.first) {
+            enter(run, State::waiting);
+            return;
+        }
+        run.result = answer_of(*replay->record);
+        if (run.result) return publish(run, Duplicate{});
+    }
     decide(run, refused(run, outcome));
 }
 

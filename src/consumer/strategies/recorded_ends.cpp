@@ -112,8 +112,19 @@ void Recorded::handler_ended(Run& run, HandlerOutcome outcome) {
     if (!std::holds_alternative<Handled>(outcome)) hold_rest(run);
     std::visit(
         Overloaded{
-            [&](Handled&) {
+            [&](Handled& end) {
                 base::fault_point("consumer.effect.after");
+                if (results_ != nullptr) run.result = std::move(end.answer);
+                if (run.result && run.result->body.size() > answer_max_bytes) {
+                    hold_rest(run);
+                    ++run.failed_runs;
+                    return give_up(run, DeadClass::fatal,
+                                   "it was handled, and its answer of " +
+                                       std::to_string(run.result->body.size()) +
+                                       " bytes is not published: more than " +
+                                       std::to_string(answer_max_bytes) +
+                                       " are not kept; answer with where the rest lies");
+                }
                 enter(run, State::completing);
                 send(run);
             },
@@ -150,7 +161,10 @@ void Recorded::failed(Run& run, std::string_view code, std::string reason, milli
     const auto wait = options_.retry.wait_after(run.failed_runs, asked_for, random);
     if (!wait) return give_up(run, DeadClass::attempts, std::move(reason));
     run.delay = *wait;
-    run.verdict = Retry{.delay = *wait, .reason = reason, .charged = true};
+    run.verdict = Retry{.delay = *wait,
+                        .reason = reason,
+                        .charged = true,
+                        .step = options_.retry.delay_after(run.failed_runs)};
     fail(run, options_.hold_unknown ? core::Certainty::not_processed : core::Certainty::unknown,
          code_of(code, run.failed_runs, options_.hold_unknown), std::move(reason));
 }
@@ -175,7 +189,7 @@ void Recorded::fail(Run& run, core::Certainty certainty, std::string code, std::
 void Recorded::fail_written(Run& run, const Answered& result) {
     if (!result) return again(run);
     if (const auto* fenced = std::get_if<core::Fenced>(&result->outcome))
-        return decide(run, after_fenced(fenced->record));
+        return decide(run, elsewhere(after_fenced(fenced->record)));
     const core::Record& record = *std::get<core::Applied>(result->outcome).record;
     run.token = record.token;
     run.again = milliseconds{0};
@@ -199,14 +213,16 @@ void Recorded::exhausted(Run& run, const Answered& result) {
         run.record = nullptr;
         return give_back(run, Held{});
     }
-    decide(run, refused(run, result->outcome));
+    decide(run, elsewhere(refused(run, result->outcome)));
 }
 
 // ---------------------------------------------------------------- successes
 
 void Recorded::completed(Run& run, const Answered& result) {
     if (!result) return again(run);
+    run.again = milliseconds{0};
     if (std::holds_alternative<core::Applied>(result->outcome)) {
+        if (run.result) return publish(run, Applied{});
         base::fault_point("consumer.record.after");
         return decide(run, Applied{});
     }
@@ -235,7 +251,22 @@ void Recorded::reclaimed(Run& run, const Answered& result) {
 
 void Recorded::overtaken(Run& run, Verdict verdict) {
     if (!std::holds_alternative<Duplicate>(verdict)) ++counters_.unknown_outcomes;
-    decide(run, std::move(verdict));
+    decide(run, elsewhere(std::move(verdict)));
+}
+
+void Recorded::publish(Run& run, Verdict verdict) {
+    run.verdict = std::move(verdict);
+    run.keeper.reset();
+    enter(run, State::publishing);
+    results_->publish(*run.message, std::move(run.result),
+                      [gate = gate_, at = RunAt(&run)](std::optional<Verdict> ended) {
+                          if (gate->owner == nullptr) return;
+                          if (!at.valid() || at.run->state != State::publishing) return;
+                          if (!ended) base::fault_point("consumer.record.after");
+                          gate->owner->decide(
+                              *at.run, ended ? std::move(*ended) : std::move(at.run->verdict));
+                          gate->owner->after();
+                      });
 }
 
 }  // namespace semel::consumer

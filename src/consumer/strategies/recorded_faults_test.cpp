@@ -368,13 +368,18 @@ TEST_F(RecordedFaults, an_effect_is_recorded_however_long_the_store_is_away) {
     a->handler.end("1");
     settle();
     EXPECT_TRUE(a->last<Applied>("1"));
+    std::vector<std::string> told;
+    a->strategy->on_trouble = [&](std::string text) { told.push_back(std::move(text)); };
     a->store.down = true;
     a->handler.end("2", HandledFailed{"no", 0ms});
     run_for(60s);
     EXPECT_FALSE(a->answered("2"));
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_NE(told[0].find("1 message(s)"), std::string::npos) << told[0];
     a->store.down = false;
-    run_for(3s);
+    run_for(10s);
     EXPECT_TRUE(a->last<Retry>("2"));
+    EXPECT_EQ(told, (std::vector<std::string>{told[0], ""}));
     EXPECT_EQ(record("2")->failure.code, "handler-failed");
 }
 

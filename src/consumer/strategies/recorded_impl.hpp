@@ -30,10 +30,12 @@ class Recorded final : public Strategy {
     static constexpr int ahead_part = 10;
     static constexpr milliseconds again_first{50};
     static constexpr milliseconds again_max{2000};
+    /// A step that is tried again so seldom by now has been in vain for seconds: an alarm.
+    static constexpr milliseconds trouble_after{1600};
 
   public:
     Recorded(runtime::Loop& loop, RecordedOptions options, Records& records, Handler& handler,
-             ConsumerCounters& counters);
+             ConsumerCounters& counters, Results* results);
 
     ~Recorded() override;
 
@@ -159,6 +161,14 @@ class Recorded final : public Strategy {
     void reclaimed(Run& run, const Answered& result);
     /// It was handled, but this claim does not say so any more.
     void overtaken(Run& run, Verdict verdict);
+    /// Its record holds the answer `run.result`: ends with `verdict` once that is published.
+    void publish(Run& run, Verdict verdict);
+    /// Of a message that another owner completed. Whether its answer is published is not known
+    /// here: it is claimed again, and the record looked at.
+    [[nodiscard]] Verdict elsewhere(Verdict verdict) const {
+        const bool asks = results_ != nullptr && std::holds_alternative<Duplicate>(verdict);
+        return asks ? Verdict(Held{}) : verdict;
+    }
 
     // ---------------------------------------------------------------- verdicts and lanes
 
@@ -207,6 +217,7 @@ class Recorded final : public Strategy {
 
     void tick();
 
+    void tell_trouble(std::size_t unrecorded);
     void renew(Run& run, SteadyTime now);
 
     void renewed(Run& run, const Answered& result);
@@ -270,6 +281,7 @@ class Recorded final : public Strategy {
     Records& records_;
     Handler& handler_;
     ConsumerCounters& counters_;
+    Results* const results_;
     const std::shared_ptr<Gate> gate_;
     RecordQueue queue_;
     RunPool pool_;
@@ -283,6 +295,7 @@ class Recorded final : public Strategy {
     std::size_t running_ = 0;            ///< With a handler, or about to be.
     std::chrono::nanoseconds usual_{0};  ///< How long a handler takes; 0: not known yet.
     bool probing_ = false;
+    bool troubled_ = false;  ///< And on_trouble was told.
     bool stopping_ = false;
     mutable bool capacity_wanted_ = true;
     std::function<void()> stopped_;

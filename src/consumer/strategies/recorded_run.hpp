@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "consumer/handler.hpp"
 #include "consumer/strategy.hpp"
 #include "core/lease_keeper.hpp"
 #include "core/operation.hpp"
@@ -28,6 +29,7 @@ struct Run {
         running,    ///< With its handler.
         // ---- its handler has ended; below, something is being written
         completing,
+        publishing,  ///< Recorded; its answer is on the way to where results go.
         reclaiming,  ///< The store had lost the claim of a handled message: Acquire is on its way.
         failing,
         resolving,   ///< UNKNOWN -> FAILED, on the way to DEAD.
@@ -73,6 +75,7 @@ struct Run {
     base::SteadyTime renewal_sent;
 
     // What is to be written.
+    HandlerAnswerPtr result;  ///< To be published once it is recorded.
     std::optional<DeadClass> giving_up;
     core::Failure failure;
     core::Certainty certainty = core::Certainty::unknown;

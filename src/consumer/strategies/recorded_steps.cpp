@@ -93,9 +93,16 @@ void Recorded::hold(Run& run) {
 // ---------------------------------------------------------------- steps
 
 void Recorded::send(Run& run) {
-    RecordStep out = step_on(*run.message, operation_of(run));
+    const Message& message = *run.message;
+    RecordStep& out = queue_.push({&run, Kind::step});
+    out.key = message.key;
+    if (records_.by_name()) {
+        out.source = message.source;
+        out.id = message.id;
+        out.business_key = message.business_key;
+    }
+    out.operation = operation_of(run);
     ++run.out;
-    queue_.push(std::move(out), {&run, Kind::step});
 }
 
 core::Operation Recorded::operation_of(Run& run) {
@@ -117,11 +124,8 @@ core::Operation Recorded::operation_of(Run& run) {
         }
         case State::starting:
             return core::Start{run.token, run.nonce};
-        case State::completing: {
-            core::Answer answer;
-            answer.http_status = 200;
-            return core::Complete{run.token, run.nonce, std::move(answer), {}, {}};
-        }
+        case State::completing:
+            return core::Complete{run.token, run.nonce, recorded_answer(run.result), {}, {}};
         case State::failing:
             return core::Fail{.token = run.token,
                               .nonce = run.nonce,

@@ -637,6 +637,15 @@ TEST(RetryRules, waits_grow_up_to_the_longest_and_then_come_the_delays) {
     EXPECT_EQ(rules.wait_after(2, 10ms, 0.5), 3s);  // nor less
     EXPECT_EQ(rules.longest(), 5s + 5s + 6s + 72s + 720s);
     EXPECT_EQ((RetryRules{.attempts = 1}.wait_after(1, 0ms, 0.5)), std::nullopt);
+    RetryRules exact{.attempts = 2, .initial = 1s, .jitter = 0.5, .delays = {10s, 60s}};
+    exact.exact_delays = true;
+    EXPECT_EQ(exact.wait_after(1, 0ms, 0.0), 500ms) << "in place";
+    EXPECT_EQ(exact.wait_after(2, 0ms, 0.0), 10s);
+    EXPECT_EQ(exact.wait_after(3, 0ms, 0.9), 60s);
+    EXPECT_EQ(exact.delay_after(1), std::nullopt);
+    EXPECT_EQ(exact.delay_after(2), 0u);
+    EXPECT_EQ(exact.delay_after(3), 1u);
+    EXPECT_EQ(exact.delay_after(4), std::nullopt);
 }
 
 }  // namespace

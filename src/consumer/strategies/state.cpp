@@ -1,11 +1,11 @@
 #include "consumer/strategies/state.hpp"
 
 #include <algorithm>
-#include <deque>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "consumer/strategies/db_jobs.hpp"
 #include "consumer/strategies/failures.hpp"
 #include "consumer/strategies/state_work.hpp"
 
@@ -17,11 +17,6 @@ using Kind = StateResult::Kind;
 /// Messages of a new assignment whose record is looked for although they succeed at once: a former
 /// process may have written down that they failed. More than a consumer has in hand.
 constexpr std::size_t looked_for_max = 10'000;
-
-struct Job {
-    std::vector<Message*> messages;
-    Strategy::Answer answer;
-};
 
 /// Failed runs on their way to the records.
 struct Notes {
@@ -47,28 +42,21 @@ class StateStrategy final : public Strategy {
                   .owner = work_->options().owner,
                   .label = work_->options().name,
                   .retention_dead = work_->options().retention_dead}),
-          workers_(loop, connect, work_->options().connections) {
-        workers_.on_end = [this] {
-            pump();
-            told_capacity();
-            end_if_idle();
-        };
-    }
+          jobs_(
+              loop, connect, work_->options().connections, work_->options().batch_max,
+              [this](Link& link, const std::shared_ptr<DbJob>& job) -> std::function<void()> {
+                  auto results = work_->run(link, job->messages);
+                  return [this, job, results = std::move(results)] { take(*job, results); };
+              },
+              [this] {
+                  if (on_capacity && capacity() > 0) on_capacity();
+              }) {}
 
-    [[nodiscard]] std::size_t capacity() const override {
-        const std::size_t out = workers_.running() + waiting_.size();
-        if (stopping_ || out >= workers_.size()) return 0;
-        return (workers_.size() - out) * work_->options().batch_max;
-    }
+    [[nodiscard]] std::size_t capacity() const override { return jobs_.capacity(); }
 
     void run(std::vector<Message*> messages, bool /*alone*/, const Answer& answer) override {
-        if (stopping_) {
-            for (Message* one : messages) answer(*one, Held{});
-            return;
-        }
-        for (auto& part : split_by_lanes(std::move(messages), work_->options().batch_max))
-            waiting_.push_back({std::move(part), answer});
-        pump();
+        for (auto& part : split_by_lanes(std::move(messages), jobs_.batch_max()))
+            jobs_.push({.messages = std::move(part), .answer = answer, .partition = nullptr});
     }
 
     AssignAnswer assigned(const brokers::AssignmentPtr& assignment) override {
@@ -82,18 +70,8 @@ class StateStrategy final : public Strategy {
     }
 
     void leaving(const brokers::AssignmentPtr& assignment) override {
-        std::vector<std::pair<Message*, Answer>> dropped;
-        for (Job& job : waiting_) {
-            std::erase_if(job.messages, [&](Message* one) {
-                if (one->delivery.receipt.assignment != assignment) return false;
-                dropped.emplace_back(one, job.answer);
-                return true;
-            });
-        }
-        std::erase_if(waiting_, [](const Job& job) { return job.messages.empty(); });
         looks_left_.erase(assignment.get());
-        for (const auto& [message, answer] : dropped) answer(*message, Fenced{});
-        if (!dropped.empty()) told_capacity();
+        jobs_.drop(assignment);
     }
 
     void watermark(const brokers::AssignmentPtr&, std::int64_t) override {}
@@ -116,14 +94,7 @@ class StateStrategy final : public Strategy {
     }
 
     void stop(milliseconds within, std::function<void()> done) override {
-        stopping_ = true;
-        stopped_ = std::move(done);
-        std::deque<Job> dropped = std::move(waiting_);
-        waiting_.clear();
-        for (const Job& job : dropped)
-            for (Message* one : job.messages) job.answer(*one, Held{});
-        stop_timer_ = loop_.at(loop_.now() + within, [this] { workers_.abandon(); });
-        end_if_idle();
+        jobs_.stop(within, std::move(done), [this] { return submitted_ > 0; });
     }
 
     [[nodiscard]] std::string promise() const override {
@@ -149,22 +120,11 @@ class StateStrategy final : public Strategy {
             if (alive.expired()) return;
             --submitted_;
             done(std::move(answers));
-            end_if_idle();
+            jobs_.ended();
         });
     }
 
-    void pump() {
-        while (workers_.running() < workers_.size() && !waiting_.empty()) {
-            Job job = std::move(waiting_.front());
-            waiting_.pop_front();
-            workers_.start([this, job = std::move(job)](Link& link) -> std::function<void()> {
-                auto results = work_->run(link, job.messages);
-                return [this, job, results = std::move(results)] { take(job, results); };
-            });
-        }
-    }
-
-    void take(const Job& job, const std::vector<StateResult>& results) {
+    void take(const DbJob& job, const std::vector<StateResult>& results) {
         auto notes = std::make_shared<Notes>();
         notes->answer = job.answer;
         std::vector<Message*> done;
@@ -306,31 +266,18 @@ class StateStrategy final : public Strategy {
                redriven(message);
     }
 
-    void told_capacity() {
-        if (on_capacity && capacity() > 0) on_capacity();
-    }
-    void end_if_idle() {
-        if (!stopped_ || workers_.running() > 0 || submitted_ > 0) return;
-        loop_.cancel(stop_timer_);
-        loop_.post(std::exchange(stopped_, nullptr));
-    }
-
     runtime::Loop& loop_;
     std::unique_ptr<StateWork> work_;
     Records& records_;
     ConsumerCounters& counters_;
     const FailureRules rules_;
-    std::deque<Job> waiting_;
     std::unordered_set<base::Digest, base::DigestHash> failed_;  ///< In hand, with a record.
     std::unordered_map<const brokers::Assignment*,
                        std::pair<std::weak_ptr<brokers::Assignment>, std::size_t>>
         looks_left_;
     std::size_t submitted_ = 0;
-    bool stopping_ = false;
-    std::function<void()> stopped_;
-    runtime::TimerId stop_timer_ = 0;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-    LoopWorkers workers_;  // last: its threads end first
+    DbJobs jobs_;  // last: its threads end first
 };
 
 }  // namespace

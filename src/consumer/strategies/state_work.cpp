@@ -58,6 +58,45 @@ class Builder {
 
 bool yes(const std::optional<std::string>& value) { return value && *value == "1"; }
 
+/// PostgreSQL: only where the type's precision changes a value that is written. The lengths of text
+/// types would cut one that could not have been written.
+SetComparison postgres_comparison(const std::string& column, const std::string& type) {
+    if (type == "json") return {column + "::jsonb", "CAST(", " AS jsonb)"};
+    if (type == "xml") return {column + "::text", "", ""};
+    const bool precise =
+        type.find('(') != std::string::npos &&
+        (type.starts_with("numeric") || type.starts_with("time") || type.starts_with("interval"));
+    if (!precise) return {column, "", ""};
+    return {column, "CAST(", " AS " + type + ")"};
+}
+
+/// MySQL compares a number with text as floating point, and text by the column's collation.
+SetComparison mysql_comparison(const std::string& column, const sql::Values& of) {
+    const std::string type = of[1].value_or("");
+    const auto digits = [&](std::size_t i) { return of[i].value_or("0"); };
+    if (type == "decimal")
+        return {column, "CAST(", " AS DECIMAL(" + digits(2) + ", " + digits(3) + "))"};
+    if (of[2] && type.ends_with("int")) return {column, "CAST(", " AS DECIMAL(65, 0))"};
+    if (type == "float" || type == "double") {
+        const std::string places = of[3] ? ", " + *of[3] + ")" : std::string();
+        const std::string before = places.empty() ? "CAST(" : "ROUND(CAST(";
+        return {column, before, " AS " + type + ")" + places};
+    }
+    if (type == "date") return {column, "CAST(", " AS DATE)"};
+    if (type == "datetime" || type == "timestamp")
+        return {column, "CAST(", " AS DATETIME(" + digits(4) + "))"};
+    if (type == "time") return {column, "CAST(", " AS TIME(" + digits(4) + "))"};
+    if (type == "json") return {column, "CAST(", " AS JSON)"};
+    if (of[5]) return {"CONVERT(" + column + " USING utf8mb4) COLLATE utf8mb4_bin", "", ""};
+    return {column, "", ""};
+}
+
+std::string lower(std::string text) {
+    for (char& c : text)
+        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    return text;
+}
+
 }  // namespace
 
 base::Result<StateStatements> StateStatements::make(Dialect dialect,
@@ -136,7 +175,55 @@ Statement StateStatements::update(std::span<const Extracted> values, const Messa
     return sql.finish();
 }
 
-Statement StateStatements::look(std::span<const Extracted> values, const Message& message) const {
+Statement StateStatements::columns() const {
+    Builder sql(dialect_);
+    if (dialect_ == Dialect::postgres) {
+        // A domain's precision is that of what it is made of.
+        sql.text(
+               "WITH RECURSIVE columns (name, type, modifier) AS (SELECT attname, atttypid, "
+               "atttypmod FROM pg_attribute WHERE attrelid = to_regclass(")
+            .value(table_)
+            .text(
+                ") AND attnum > 0 AND NOT attisdropped UNION ALL SELECT c.name, t.typbasetype, "
+                "CASE WHEN t.typtypmod = -1 THEN c.modifier ELSE t.typtypmod END FROM columns c "
+                "JOIN pg_type t ON t.oid = c.type WHERE t.typtype = 'd') SELECT c.name::text, "
+                "format_type(c.type, c.modifier) FROM columns c JOIN pg_type t ON t.oid = c.type "
+                "WHERE t.typtype <> 'd'");
+        return sql.finish();
+    }
+    const auto dot = config_.table.find('.');
+    sql.text(
+        "SELECT column_name, data_type, numeric_precision, numeric_scale, datetime_precision, "
+        "collation_name FROM information_schema.columns WHERE table_schema = ");
+    if (dot == std::string::npos)
+        sql.text("DATABASE()");
+    else
+        sql.value(config_.table.substr(0, dot));
+    sql.text(" AND table_name = ")
+        .value(dot == std::string::npos ? config_.table : config_.table.substr(dot + 1));
+    return sql.finish();
+}
+
+SetComparisons StateStatements::comparisons(const ResultRows& columns) const {
+    const bool postgres = dialect_ == Dialect::postgres;
+    SetComparisons all;
+    std::size_t i = 0;
+    for (const auto& [name, spec] : config_.set) {
+        const std::string& column = set_[i++].first;
+        SetComparison one{column, "", ""};
+        for (const sql::Values& row : columns.rows) {
+            const std::string found = row[0].value_or("");
+            if (postgres ? found != name : lower(found) != lower(name)) continue;
+            one = postgres ? postgres_comparison(column, row[1].value_or(""))
+                           : mysql_comparison(column, row);
+        }
+        all.push_back(std::move(one));
+    }
+    return all;
+}
+
+Statement StateStatements::look(std::span<const Extracted> values, const Message& message,
+                                const SetComparisons& comparisons) const {
     const bool postgres = dialect_ == Dialect::postgres;
     Builder sql(dialect_);
     const auto flag = [&](const auto& condition) {
@@ -155,9 +242,11 @@ Statement StateStatements::look(std::span<const Extracted> values, const Message
     });
     flag([&] {
         sql.text("1 = 1");
-        for (std::size_t i = 0; i < set_.size(); ++i)
-            sql.text(" AND " + set_[i].first + (postgres ? " IS NOT DISTINCT FROM " : " <=> "))
-                .value(parameter_of(dialect_, values[i + 1]));
+        for (std::size_t i = 0; i < set_.size(); ++i) {
+            const SetComparison& one = comparisons[i];
+            sql.text(" AND " + one.column + (postgres ? " IS NOT DISTINCT FROM " : " <=> "));
+            sql.text(one.before).value(parameter_of(dialect_, values[i + 1])).text(one.after);
+        }
     });
     flag([&] {
         if (message_id_.empty())
@@ -180,6 +269,22 @@ base::Result<std::unique_ptr<StateWork>> StateWork::make(StateOptions options) {
         work->statements_.emplace(dialect, std::move(made));
     }
     return work;
+}
+
+sql::Tried<StateWork::ComparisonsPtr> StateWork::comparisons(sql::Executor& executor,
+                                                             const StateStatements& statements,
+                                                             bool again) const {
+    {
+        const std::lock_guard lock(mutex_);
+        const auto known = comparisons_.find(executor.dialect());
+        if (!again && known != comparisons_.end()) return known->second;
+    }
+    auto answer = executor.run(statements.columns());
+    if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
+    auto made = std::make_shared<const SetComparisons>(
+        statements.comparisons(std::get<ResultRows>(answer)));
+    const std::lock_guard lock(mutex_);
+    return comparisons_[executor.dialect()] = std::move(made);
 }
 
 /// Transactions over ever smaller parts of a slice, until every message is decided.
@@ -311,19 +416,31 @@ class StateWork::Slice {
     /// Reads the rows that were not changed.
     std::optional<Problem> look(const Part& part, const std::vector<std::int64_t>& changed,
                                 std::vector<StateResult>& results) {
-        std::vector<Statement> trip;
         std::vector<std::size_t> which;
-        for (std::size_t n = 0; n < part.messages.size(); ++n) {
-            if (changed[n] != 0) continue;
-            const std::size_t i = part.messages[n];
-            trip.push_back(statements_->look(values_[i], *messages_[i]));
-            which.push_back(n);
+        for (std::size_t n = 0; n < part.messages.size(); ++n)
+            if (changed[n] == 0) which.push_back(n);
+        if (which.empty()) return {};
+        sql::Executor& executor = *link_.connection();
+        for (const bool again : {false, true}) {
+            auto known = work_.comparisons(executor, *statements_, again);
+            if (auto* problem = std::get_if<Problem>(&known)) return std::move(*problem);
+            std::vector<Statement> trip;
+            for (const std::size_t n : which) {
+                const std::size_t i = part.messages[n];
+                trip.push_back(statements_->look(values_[i], *messages_[i], *std::get<0>(known)));
+            }
+            auto answer = executor.run(trip);
+            if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
+            bool differs = false;
+            for (std::size_t k = 0; k < which.size(); ++k) {
+                const ResultRows& found = std::get<0>(answer)[k];
+                results[which[k]] = judge(found);
+                differs = differs || (found.rows.size() == 1 && yes(found.rows[0][1]) &&
+                                      !yes(found.rows[0][4]));
+            }
+            // Before a message is given up over a value: the column may have another type by now.
+            if (!differs) break;
         }
-        if (trip.empty()) return {};
-        auto answer = link_.connection()->run(trip);
-        if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
-        for (std::size_t k = 0; k < which.size(); ++k)
-            results[which[k]] = judge(std::get<0>(answer)[k]);
         return {};
     }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,6 +39,14 @@ struct StateResult {
     std::string reason;
 };
 
+/// How a column of `set` is compared with a value of a message, so that what was written equals
+/// what is read again: in the column's own type, with its precision.
+struct SetComparison {
+    std::string column;         ///< Left of the sign.
+    std::string before, after;  ///< Around the value's place.
+};
+using SetComparisons = std::vector<SetComparison>;  ///< One for each of `set`, in its order.
+
 /// The statements of one dialect.
 class StateStatements {
   public:
@@ -52,8 +61,11 @@ class StateStatements {
                                         const Message& message) const;
     /// Rows (at most two) of: status, whether it is the target, in `from`, in `terminal`; whether
     /// all of `set` is as the message says; whether the message's id stands there.
-    [[nodiscard]] sql::Statement look(std::span<const Extracted> values,
-                                      const Message& message) const;
+    [[nodiscard]] sql::Statement look(std::span<const Extracted> values, const Message& message,
+                                      const SetComparisons& comparisons) const;
+    /// Rows of what comparisons() takes: the table's columns and their types.
+    [[nodiscard]] sql::Statement columns() const;
+    [[nodiscard]] SetComparisons comparisons(const sql::ResultRows& columns) const;
 
   private:
     /// The column as its comparison tells every two ids apart, also by case.
@@ -76,10 +88,17 @@ class StateWork {
 
   private:
     class Slice;
+    using ComparisonsPtr = std::shared_ptr<const SetComparisons>;
+    /// `again`: the types are read anew; else those that are known will do.
+    sql::Tried<ComparisonsPtr> comparisons(sql::Executor& executor,
+                                           const StateStatements& statements, bool again) const;
+
     explicit StateWork(StateOptions options) : options_(std::move(options)) {}
 
     StateOptions options_;
     std::map<sql::Dialect, base::Result<StateStatements>> statements_;
+    mutable std::mutex mutex_;
+    mutable std::map<sql::Dialect, ComparisonsPtr> comparisons_;  ///< Guarded by mutex_.
 };
 
 }  // namespace semel::consumer

@@ -1,22 +1,19 @@
 #include "consumer/strategies/transaction.hpp"
 
 #include <algorithm>
-#include <deque>
+#include <chrono>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
+#include "consumer/strategies/db_jobs.hpp"
 #include "consumer/strategies/transaction_work.hpp"
 
 namespace semel::consumer {
 namespace {
 
-/// A part of one run() call that goes to one connection.
-struct Job {
-    HeldPartitionPtr partition;  ///< Null: no partition is kept, or it is not ours any more.
-    std::vector<Message*> messages;
-    Strategy::Answer answer;
-};
+constexpr milliseconds log_within{10'000};
 
 std::string taken_over(std::int64_t offset) {
     return ", took over position " + std::to_string(offset);
@@ -30,25 +27,22 @@ class TransactionStrategy final : public Strategy {
           work_(std::move(work)),
           connect_(std::move(connect)),
           callback_(in_transaction_callback),
-          workers_(loop, connect_, work_->options().connections) {
-        workers_.on_end = [this] {
-            pump();
-            told_capacity();
-            end_if_idle();
-        };
-    }
+          jobs_(
+              loop, connect_, work_->options().connections, work_->options().batch_max,
+              [this](Link& link, const std::shared_ptr<DbJob>& job) -> std::function<void()> {
+                  auto verdicts = work_->run(link, job->partition.get(), job->messages, job->alone);
+                  return [job, verdicts = std::move(verdicts)]() mutable {
+                      for (std::size_t i = 0; i < job->messages.size(); ++i)
+                          job->answer(*job->messages[i], std::move(verdicts[i]));
+                  };
+              },
+              [this] {
+                  if (on_capacity && capacity() > 0) on_capacity();
+              }) {}
 
-    [[nodiscard]] std::size_t capacity() const override {
-        if (stopping_) return 0;
-        const std::size_t out = workers_.running() + waiting_.size();
-        return out >= workers_.size() ? 0 : (workers_.size() - out) * work_->options().batch_max;
-    }
+    [[nodiscard]] std::size_t capacity() const override { return jobs_.capacity(); }
 
-    void run(std::vector<Message*> messages, bool /*alone*/, const Answer& answer) override {
-        if (stopping_) {
-            for (Message* one : messages) answer(*one, Held{});
-            return;
-        }
+    void run(std::vector<Message*> messages, bool alone, const Answer& answer) override {
         std::vector<std::pair<brokers::Assignment*, std::vector<Message*>>> groups;
         for (Message* one : messages) {
             brokers::Assignment* of =
@@ -59,7 +53,7 @@ class TransactionStrategy final : public Strategy {
             found->second.push_back(one);
         }
         for (auto& [assignment, of_it] : groups) {
-            HeldPartitionPtr partition;
+            TakenPartitionPtr partition;
             if (assignment != nullptr) {
                 partition = held(assignment);
                 if (partition == nullptr || partition->leaving) {
@@ -68,13 +62,12 @@ class TransactionStrategy final : public Strategy {
                 }
             }
             if (work_->options().in_order) {
-                waiting_.push_back({partition, std::move(of_it), answer});
+                jobs_.push({std::move(of_it), answer, partition, alone});
                 continue;
             }
             for (auto& part : split_by_lanes(std::move(of_it), work_->options().batch_max))
-                waiting_.push_back({partition, std::move(part), answer});
+                jobs_.push({std::move(part), answer, partition, alone});
         }
-        pump();
     }
 
     AssignAnswer assigned(const brokers::AssignmentPtr& assignment) override {
@@ -87,6 +80,9 @@ class TransactionStrategy final : public Strategy {
             return NotYetOurs{problem->error.detail};
         sql::Executor& executor = *std::get<0>(connected);
 
+        std::string topic_id;
+        if (auto answer = look_at_log(executor, assignment->partition(), topic_id))
+            return std::move(*answer);
         const std::optional<std::int64_t> committed = assignment->committed();
         const bool ours = assignment->committed_metadata().starts_with(commit_mark);
         const bool foreign = committed && !ours;
@@ -122,9 +118,11 @@ class TransactionStrategy final : public Strategy {
                 set_owner(executor, partition, taken.epoch, owner + taken_over(*committed));
             if (auto* problem = std::get_if<sql::Problem>(&noted)) return not_ours(*problem);
         }
-        auto held = std::make_shared<HeldPartition>();
+        if (auto problem = note_topic_id(executor, partition, topic_id)) return not_ours(*problem);
+        auto held = std::make_shared<TakenPartition>();
         held->fence = {partition, taken.epoch};
         held->position = taken.next_offset;
+        if (auto problem = work_->count_deaths(executor, *held)) return not_ours(*problem);
         const std::lock_guard lock(mutex_);
         std::erase_if(partitions_, [](const auto& one) { return one.second.first.expired(); });
         partitions_[assignment.get()] = {assignment, std::move(held)};
@@ -132,21 +130,15 @@ class TransactionStrategy final : public Strategy {
     }
 
     void leaving(const brokers::AssignmentPtr& assignment) override {
-        const HeldPartitionPtr partition = held(assignment.get());
+        const TakenPartitionPtr partition = held(assignment.get());
         if (partition == nullptr) return;
         partition->leaving = true;
-        std::vector<Job> dropped;
-        for (Job& job : waiting_)
-            if (job.partition == partition) dropped.push_back(std::move(job));
-        std::erase_if(waiting_, [](const Job& job) { return job.messages.empty(); });
-        for (const Job& job : dropped)
-            for (Message* one : job.messages) job.answer(*one, Fenced{});
-        if (!dropped.empty()) told_capacity();
+        jobs_.drop(assignment);
     }
 
     void watermark(const brokers::AssignmentPtr& assignment, std::int64_t next) override {
         if (work_->options().in_order) return;  // it moves with the effects
-        const HeldPartitionPtr partition = held(assignment.get());
+        const TakenPartitionPtr partition = held(assignment.get());
         if (partition == nullptr) return;
         partition->watermark = std::max(partition->watermark.value_or(next), next);
         advance(partition);
@@ -158,8 +150,8 @@ class TransactionStrategy final : public Strategy {
             loop_.post([done = std::move(done)] { done({}); });
             return;
         }
-        workers_.start([this, source = message.source, id = message.id, token = dead.token,
-                        done = std::move(done)](Link& link) mutable -> std::function<void()> {
+        jobs_.start([this, source = message.source, id = message.id, token = dead.token,
+                     done = std::move(done)](Link& link) mutable -> std::function<void()> {
             auto result = work_->letter_published(link, source, id, token);
             return [done = std::move(done), result = std::move(result)]() mutable {
                 done(std::move(result));
@@ -168,14 +160,12 @@ class TransactionStrategy final : public Strategy {
     }
 
     void stop(milliseconds within, std::function<void()> done) override {
-        stopping_ = true;
-        stopped_ = std::move(done);
-        std::deque<Job> dropped = std::move(waiting_);
-        waiting_.clear();
-        for (const Job& job : dropped)
-            for (Message* one : job.messages) job.answer(*one, Held{});
-        stop_timer_ = loop_.at(loop_.now() + within, [this] { workers_.abandon(); });
-        end_if_idle();
+        jobs_.stop(within, [this, done = std::move(done)]() mutable {
+            jobs_.start([this, done = std::move(done)](Link& link) -> std::function<void()> {
+                work_->leave(link);
+                return done;
+            });
+        });
     }
 
     [[nodiscard]] std::string promise() const override {
@@ -232,33 +222,73 @@ class TransactionStrategy final : public Strategy {
         return sql::Done{};
     }
 
-    HeldPartitionPtr held(const brokers::Assignment* assignment) const {
+    /// Whether the log is still the one that the position of the effects is in; empty: it is, as
+    /// far as can be known. `topic_id`: as the broker says.
+    std::optional<AssignAnswer> look_at_log(sql::Executor& executor, const brokers::Partition& of,
+                                            std::string& topic_id) {
+        const TransactionOptions& options = work_->options();
+        if (!options.log) return {};
+        auto said = options.log(of);
+        if (!said) return NotYetOurs{said.error().detail};
+        topic_id = said->topic_id;
+        const inbox::Partition partition{.topic = of.topic, .number = of.number};
+        const inbox::Tables tables(executor.dialect(), options.inbox.place);
+        inbox::StatementBuilder sql(executor.dialect());
+        sql.text("SELECT next_offset, topic_id FROM " + tables.offsets);
+        of_partition(sql, executor.dialect(), partition);
+        auto answer = executor.run(sql.finish());
+        if (auto* problem = std::get_if<sql::Problem>(&answer)) return not_ours(*problem);
+        const auto& rows = std::get<sql::ResultRows>(answer).rows;
+        if (rows.empty()) return {};
+        const std::string cure =
+            "nothing of it is taken until `semel consumer reset` says where to go on, and whether "
+            "ids that are done run again";
+        const std::string known = rows[0][1].value_or("");
+        if (!known.empty() && !topic_id.empty() && known != topic_id)
+            return Refused{"the topic " + of.topic +
+                           " is another one than its effects are of: it was deleted and made again "
+                           "under the same name; " +
+                           cure};
+        const std::lock_guard lock(mutex_);
+        if (!rows[0][0] || !said->end || *said->end >= inbox::number_of(rows[0][0])) {
+            short_since_.erase(of);
+            return {};
+        }
+        const std::string words = "the log of " + name(partition) + " ends at " +
+                                  std::to_string(*said->end) + ", and the effects stand at " +
+                                  *rows[0][0];
+        const auto now = std::chrono::steady_clock::now();
+        if (now - short_since_.try_emplace(of, now).first->second < options.log_patience)
+            return NotYetOurs{words};
+        return Refused{words + ": the topic was deleted and made again, or has lost its end; " +
+                       cure};
+    }
+    /// A position whose topic's id is not known is of the topic that there is.
+    std::optional<sql::Problem> note_topic_id(sql::Executor& executor,
+                                              const inbox::Partition& partition,
+                                              const std::string& topic_id) const {
+        if (topic_id.empty()) return {};
+        const inbox::Tables tables(executor.dialect(), work_->options().inbox.place);
+        inbox::StatementBuilder sql(executor.dialect());
+        sql.text("UPDATE " + tables.offsets + " SET topic_id = ").label(topic_id);
+        of_partition(sql, executor.dialect(), partition).text(" AND topic_id IS NULL");
+        auto answer = executor.run(sql.finish());
+        if (auto* problem = std::get_if<sql::Problem>(&answer)) return std::move(*problem);
+        return {};
+    }
+
+    TakenPartitionPtr held(const brokers::Assignment* assignment) const {
         const std::lock_guard lock(mutex_);
         const auto found = partitions_.find(assignment);
         return found == partitions_.end() ? nullptr : found->second.second;
     }
 
-    void pump() {
-        while (workers_.running() < workers_.size() && !waiting_.empty()) {
-            Job job = std::move(waiting_.front());
-            waiting_.pop_front();
-            workers_.start(
-                [this, job = std::move(job)](Link& link) mutable -> std::function<void()> {
-                    auto verdicts = work_->run(link, job.partition.get(), job.messages);
-                    return [job = std::move(job), verdicts = std::move(verdicts)]() mutable {
-                        for (std::size_t i = 0; i < job.messages.size(); ++i)
-                            job.answer(*job.messages[i], std::move(verdicts[i]));
-                    };
-                });
-        }
-    }
-
-    void advance(const HeldPartitionPtr& partition) {
+    void advance(const TakenPartitionPtr& partition) {
         if (partition->advancing || !partition->watermark) return;
         const std::int64_t next = *partition->watermark;
         partition->watermark.reset();
         partition->advancing = true;
-        workers_.start([this, partition, next](Link& link) -> std::function<void()> {
+        jobs_.start([this, partition, next](Link& link) -> std::function<void()> {
             work_->advance(link, *partition, next);
             return [this, partition] {
                 partition->advancing = false;
@@ -267,31 +297,32 @@ class TransactionStrategy final : public Strategy {
         });
     }
 
-    void told_capacity() {
-        if (on_capacity && capacity() > 0) on_capacity();
-    }
-    void end_if_idle() {
-        if (!stopped_ || workers_.running() > 0) return;
-        loop_.cancel(stop_timer_);
-        loop_.post(std::exchange(stopped_, nullptr));
-    }
-
     runtime::Loop& loop_;
     std::unique_ptr<TransactionWork> work_;
     const inbox::Connect connect_;
     const bool callback_;
-    mutable std::mutex mutex_;  ///< Of partitions_: assigned() runs on threads of its own.
+    mutable std::mutex mutex_;  ///< Of what follows: assigned() runs on threads of its own.
+    std::map<brokers::Partition, std::chrono::steady_clock::time_point> short_since_;
     std::unordered_map<const brokers::Assignment*,
-                       std::pair<std::weak_ptr<brokers::Assignment>, HeldPartitionPtr>>
+                       std::pair<std::weak_ptr<brokers::Assignment>, TakenPartitionPtr>>
         partitions_;
-    std::deque<Job> waiting_;
-    bool stopping_ = false;
-    std::function<void()> stopped_;
-    runtime::TimerId stop_timer_ = 0;
-    LoopWorkers workers_;  // last: its threads end first
+    DbJobs jobs_;  // last: its threads end first
 };
 
 }  // namespace
+
+std::function<base::Result<LogFacts>(const brokers::Partition&)> log_of(brokers::Source& source) {
+    return [&source](const brokers::Partition& of) -> base::Result<LogFacts> {
+        auto id = source.topic_id(of.topic, log_within);
+        if (!id) return id.error();
+        auto lags = source.lag(log_within);
+        if (!lags) return lags.error();
+        LogFacts facts{.topic_id = std::move(*id), .end = {}};
+        for (const brokers::PartitionLag& one : *lags)
+            if (one.partition == of) facts.end = one.end;
+        return facts;
+    };
+}
 
 base::Result<std::unique_ptr<Strategy>> make_transaction(
     runtime::Loop& loop, TransactionOptions options, inbox::Connect connect,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/fault_point.hpp"
+#include "consumer/strategies/past.hpp"
 
 namespace semel::consumer {
 namespace {
@@ -112,6 +113,7 @@ TransactionWork::TransactionWork(TransactionOptions options,
               .retention_dead = options_.retention_dead,
               .mismatch_is_duplicate = options_.mismatch_is_duplicate}) {
     options_.batch_max = std::clamp<std::size_t>(options_.batch_max, 1, inbox::messages_max);
+    if (std::holds_alternative<TransactionCallback>(effect_)) flights_.emplace(options_.inbox);
     if (const auto* sql = std::get_if<SqlEffects>(&effect_)) {
         for (const sql::Dialect dialect : {sql::Dialect::postgres, sql::Dialect::mysql}) {
             if (options_.dialect && *options_.dialect != dialect) continue;
@@ -123,20 +125,26 @@ TransactionWork::TransactionWork(TransactionOptions options,
 /// One inbox run over at most batch_max messages.
 class TransactionWork::Slice {
   public:
-    Slice(const TransactionWork& work, Link& link, HeldPartition* partition,
-          std::span<Message* const> messages, std::unordered_set<std::uint64_t>& blocked)
+    Slice(const TransactionWork& work, Link& link, TakenPartition* partition,
+          std::span<Message* const> messages, bool alone,
+          std::unordered_set<std::uint64_t>& blocked)
         : work_(work),
           link_(link),
           partition_(partition),
           messages_(messages),
+          alone_(alone),
           blocked_(blocked),
           verdicts_(messages.size(), Held{}) {}
 
     std::vector<Verdict> run() {
         if (!link_.ready()) return all(Ill{link_.why()});
         if (ordered() && !partition_->position_known && !read_position()) return verdicts_;
+        if (work_.flights_ && !read_deaths()) return verdicts_;
         if (!choose()) return verdicts_;
-        if (!chosen_.empty()) transact();
+        const bool tried = !chosen_.empty() && transact();
+        look();
+        note();
+        if (work_.flights_) end_flight(tried);
         for (std::size_t i = 0; i < verdicts_.size(); ++i) {
             const bool settled = std::holds_alternative<Applied>(verdicts_[i]) ||
                                  std::holds_alternative<Duplicate>(verdicts_[i]);
@@ -205,6 +213,13 @@ class TransactionWork::Slice {
                 unreadable(named.error().detail);
                 continue;
             }
+            if (const auto died = deaths_.find(message.key); died != deaths_.end()) {
+                if (auto verdict = after_deaths(i, died->second)) {
+                    verdicts_[i] = std::move(*verdict);
+                    if (lane(i) != 0) blocked_.insert(lane(i));
+                    continue;
+                }
+            }
             if (statements != nullptr) {
                 auto effects = statements->of(message);
                 if (auto* error = std::get_if<ExtractError>(&effects)) {
@@ -229,6 +244,86 @@ class TransactionWork::Slice {
         return true;
     }
 
+    // ---- deaths of the process in a callback
+
+    /// What is counted against these messages. False: it cannot be known now, everything has its
+    /// verdict.
+    bool read_deaths() {
+        if (partition_ != nullptr) {
+            const std::lock_guard lock(partition_->deaths_mutex);
+            for (const Message* one : messages_) {
+                const auto found = partition_->deaths.find(one->key);
+                if (found != partition_->deaths.end()) deaths_.insert(*found);
+            }
+            return true;
+        }
+        std::vector<base::Digest> redelivered;
+        for (const Message* one : messages_)
+            if (one->delivery.redelivered) redelivered.push_back(one->key);
+        auto answer = work_.flights_->take_over(*link_.connection(), redelivered);
+        if (auto* problem = std::get_if<inbox::Problem>(&answer)) {
+            troubled(*problem);
+            verdicts_ = problem->trouble == Trouble::contended ? all(Busy{ask_again})
+                                                               : all(Ill{problem->error.detail});
+            return false;
+        }
+        deaths_ = std::move(std::get<inbox::DeathsOf>(answer));
+        return true;
+    }
+    /// Empty: it may run.
+    std::optional<Verdict> after_deaths(std::size_t i, inbox::Deaths deaths) {
+        if (deaths.alone >= std::max(work_.options_.retry.crashes, 1U)) {
+            notes_.emplace_back(
+                i, FailureNote(work_.rules_, *messages_[i],
+                               {.dead = DeadClass::crashes,
+                                .for_good = true,
+                                .code = {},
+                                .reason = "the process died " + std::to_string(deaths.alone) +
+                                          " times while it ran alone"}));
+            return Busy{busy_again};  // until that is written down
+        }
+        if (alone_ || (deaths.alone == 0 && deaths.beside_others < crowd_crashes_max)) return {};
+        return Suspect{deaths.alone};
+    }
+    /// Whether what is chosen is named; else it has its verdict.
+    bool begin_flight() {
+        std::vector<base::Digest> named;
+        for (const std::size_t i : chosen_) named.push_back(messages_[i]->key);
+        auto begun =
+            work_.flights_->begin(*link_.connection(), link_.number(), batch_.fence, named, alone_);
+        auto* problem = std::get_if<inbox::Problem>(&begun);
+        if (problem == nullptr) return true;
+        troubled(*problem);
+        for (const std::size_t i : chosen_) {
+            verdicts_[i] = problem->trouble == Trouble::contended
+                               ? Verdict(Busy{ask_again})
+                               : Verdict(Ill{problem->error.detail});
+        }
+        return false;
+    }
+    /// What is done needs no word: it never runs again, and so the next naming is soon enough.
+    void end_flight(bool tried) {
+        bool clear = tried && alone_;
+        std::vector<base::Digest> ended;
+        for (std::size_t i = 0; i < verdicts_.size(); ++i) {
+            const bool done = std::holds_alternative<Applied>(verdicts_[i]) ||
+                              std::holds_alternative<Duplicate>(verdicts_[i]);
+            const bool came_to_an_end = done || std::holds_alternative<Retry>(verdicts_[i]) ||
+                                        std::holds_alternative<Dead>(verdicts_[i]);
+            clear = clear || (tried && !done);
+            if (came_to_an_end && deaths_.contains(messages_[i]->key))
+                ended.push_back(messages_[i]->key);
+        }
+        if (!clear && ended.empty()) return;
+        // Without a connection: until the next naming they look as if they ran.
+        if (!link_.ready()) return;
+        auto answer = work_.flights_->end(*link_.connection(), link_.number(), ended);
+        if (auto* problem = std::get_if<inbox::Problem>(&answer)) return troubled(*problem);
+        if (partition_ == nullptr) return;
+        const std::lock_guard lock(partition_->deaths_mutex);
+        for (const base::Digest& key : ended) partition_->deaths.erase(key);
+    }
+
     inbox::RunReport execute() {
         if (const auto* callback = std::get_if<TransactionCallback>(&work_.effect_)) {
             const inbox::Callback effect = [&](sql::Executor& executor, const inbox::Message& one) {
@@ -249,8 +344,10 @@ class TransactionWork::Slice {
         return work_.inbox_.run(link_.connection(), batch_, effects_, link_.reconnect());
     }
 
-    void transact() {
+    /// False: nothing was begun.
+    bool transact() {
         base::fault_point("consumer.claim.before");
+        if (work_.flights_ && !begin_flight()) return false;
         const inbox::RunReport report = execute();
         const auto applied = [](const inbox::MessageResult& one) {
             return one.outcome == Outcome::applied;
@@ -269,8 +366,7 @@ class TransactionWork::Slice {
                 verdicts_[i] = std::move(*verdict);
         }
         if (report.problem) troubled(*report.problem);
-        look();
-        note();
+        return true;
     }
 
     /// Empty: the table is to be asked, or told.
@@ -400,8 +496,9 @@ class TransactionWork::Slice {
 
     const TransactionWork& work_;
     Link& link_;
-    HeldPartition* partition_;
+    TakenPartition* partition_;
     std::span<Message* const> messages_;
+    const bool alone_;
     std::unordered_set<std::uint64_t>& blocked_;  ///< Lanes behind one that was not applied.
     std::vector<Verdict> verdicts_;
     std::vector<std::size_t> chosen_;  ///< Of the batch's messages in messages_.
@@ -409,10 +506,11 @@ class TransactionWork::Slice {
     std::vector<std::vector<inbox::Effect>> effects_;
     std::vector<std::size_t> looks_;
     std::vector<std::pair<std::size_t, FailureNote>> notes_;
+    inbox::DeathsOf deaths_;
 };
 
-std::vector<Verdict> TransactionWork::run(Link& link, HeldPartition* partition,
-                                          std::span<Message* const> messages) const {
+std::vector<Verdict> TransactionWork::run(Link& link, TakenPartition* partition,
+                                          std::span<Message* const> messages, bool alone) const {
     std::vector<Verdict> verdicts;
     std::unordered_set<std::uint64_t> blocked;
     while (verdicts.size() < messages.size()) {
@@ -422,13 +520,15 @@ std::vector<Verdict> TransactionWork::run(Link& link, HeldPartition* partition,
         if (partition != nullptr && partition->leaving)
             some.assign(size, Fenced{});
         else
-            some = Slice(*this, link, partition, messages.subspan(from, size), blocked).run();
+            some =
+                Slice(*this, link, partition, messages.subspan(from, size), alone, blocked).run();
         std::move(some.begin(), some.end(), std::back_inserter(verdicts));
     }
     return verdicts;
 }
 
-void TransactionWork::advance(Link& link, const HeldPartition& partition, std::int64_t next) const {
+void TransactionWork::advance(Link& link, const TakenPartition& partition,
+                              std::int64_t next) const {
     if (!link.ready()) return;  // the next watermark says it again
     auto answer = inbox_.advance_now(*link.connection(), partition.fence, next);
     if (auto* problem = std::get_if<inbox::Problem>(&answer)) {
@@ -437,6 +537,22 @@ void TransactionWork::advance(Link& link, const HeldPartition& partition, std::i
     } else if (std::holds_alternative<inbox::FencedOff>(std::get<inbox::AdvanceOutcome>(answer))) {
         ++counters_.fenced;
     }
+}
+
+std::optional<sql::Problem> TransactionWork::count_deaths(sql::Executor& executor,
+                                                          TakenPartition& partition) const {
+    if (!flights_) return {};
+    auto answer = flights_->take_over(executor, partition.fence);
+    if (auto* problem = std::get_if<sql::Problem>(&answer)) return std::move(*problem);
+    const std::lock_guard lock(partition.deaths_mutex);
+    partition.deaths = std::move(std::get<inbox::DeathsOf>(answer));
+    return {};
+}
+
+void TransactionWork::leave(Link& link) const {
+    if (!flights_ || !link.ready()) return;
+    // What stays is done, and costs its room until the next owner comes.
+    static_cast<void>(flights_->leave(*link.connection()));
 }
 
 base::Result<void> TransactionWork::letter_published(Link& link, const std::string& source,

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,22 +19,25 @@
 #include "consumer/strategies/sql_template.hpp"
 #include "consumer/strategies/transaction.hpp"
 #include "inbox/dedup_table.hpp"
+#include "inbox/flights.hpp"
 
 namespace semel::consumer {
 
 /// A partition that was taken over.
-struct HeldPartition {
+struct TakenPartition {
     inbox::Fence fence;
     /// ordering: partition. Of the one run that there is at a time: where the position stands;
     /// empty: nobody has said yet, or (if not `position_known`) it has to be read.
     std::optional<std::int64_t> position;
     bool position_known = true;
     std::atomic<bool> leaving{false};
+    std::mutex deaths_mutex;
+    inbox::DeathsOf deaths;  ///< Guarded by deaths_mutex. Of processes, in callbacks.
     // ---- of the loop
     std::optional<std::int64_t> watermark;  ///< Wanted, not yet on its way.
     bool advancing = false;
 };
-using HeldPartitionPtr = std::shared_ptr<HeldPartition>;
+using TakenPartitionPtr = std::shared_ptr<TakenPartition>;
 
 /// The effects as statements of one dialect.
 class SqlEffectSet {
@@ -63,10 +67,16 @@ class TransactionWork {
     [[nodiscard]] const TransactionOptions& options() const { return options_; }
 
     /// One verdict per message. The messages are of one partition (`partition` null: of none).
-    std::vector<Verdict> run(Link& link, HeldPartition* partition,
-                             std::span<Message* const> messages) const;
+    /// `alone`: as in Strategy::run.
+    std::vector<Verdict> run(Link& link, TakenPartition* partition,
+                             std::span<Message* const> messages, bool alone) const;
     /// Moves the position of the partition, if it is still ours.
-    void advance(Link& link, const HeldPartition& partition, std::int64_t next) const;
+    void advance(Link& link, const TakenPartition& partition, std::int64_t next) const;
+    /// After an assign: what former owners of the partition have left in flight died with them.
+    std::optional<sql::Problem> count_deaths(sql::Executor& executor,
+                                             TakenPartition& partition) const;
+    /// Nothing runs any more.
+    void leave(Link& link) const;
     base::Result<void> letter_published(Link& link, const std::string& source,
                                         const std::string& id, core::FencingToken token) const;
 
@@ -83,6 +93,9 @@ class TransactionWork {
     ConsumerCounters& counters_;
     inbox::TransactionalInbox inbox_;
     inbox::DedupTable table_;
+    /// Where the effect is code of this process. A statement runs in the database, which takes no
+    /// process of ours with it.
+    std::optional<inbox::Flights> flights_;
     FailureRules rules_;
 };
 
