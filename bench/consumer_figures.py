@@ -15,6 +15,8 @@ SPRING = ROOT / "bench" / "peers" / "spring-consumer"
 SPRING_BUILT = ROOT / "build" / "peers-spring-consumer"
 KEYS = 1000  # of the messages that take time
 BARE_BATCH = 256  # most messages of one transaction; the strategy's own limit
+PREFETCH = 2000  # of RabbitMQ: what is under way during two syncs
+TRANSACTION = 1000  # messages in one of Kafka's own
 MIB = 1024
 
 
@@ -130,6 +132,20 @@ class ConsumerBench:
                  [f["peak_kib"] / MIB for f in free], "MiB, none stuck",
                  note=f"{stuck[0]['messages']} of {messages} messages were finished behind the first, which did not end")
 
+    def answers(self, topic, messages):
+        """A handler that answers each message to a topic, over Kafka's own transactions."""
+        few = self.count(60_000)
+        small = self.kafka.topic(few)
+        target = lambda: self.kafka.topic(0)
+
+        def its():
+            return json.loads(self.kafka.client("transact", self.kafka.address, small, few, target(), TRANSACTION))
+        mine, theirs = self.rounds(lambda: self.on_kafka(topic, messages, "--handler", "answer", "--results", target()), its)
+        cpu = [statistics.median(r["cpu_us"] for r in results) for results in (mine, theirs)]
+        self.ratio("kafka_answers_vs_transactions", mine, theirs, f"bare librdkafka, transactions of {TRANSACTION}", at_least=5,
+                   note="CPU a message {:.1f} us, there {:.1f}. Those promise more: a reader with isolation.level read_committed sees each "
+                        "answer once; ours may see one again after a death, under the same id".format(*cpu))
+
     def redis(self, topic, messages):
         from redis_figures import Server  # with what it needs
         server = Server(self.rig, self.options.tcp)
@@ -191,41 +207,83 @@ class ConsumerBench:
         self.versions["rabbitmq"] = broker.version
         messages = self.count(60_000)
 
-        def ours():
-            return self.semel("rabbitmq", broker.url, broker.queue(messages), messages, "--ordering", "none")
+        def counted(measure):
+            queue = broker.queue(messages)
+            before = broker.cpu_us()
+            result = measure(queue)
+            return {**result, "broker_us": (broker.cpu_us() - before) / messages}
 
-        def bare():
-            return json.loads(broker.client("consume", broker.port, broker.queue(messages), messages, 500, 250))
-        mine, its = self.rounds(ours, bare)
+        def ours(queue):
+            return self.semel("rabbitmq", broker.url, queue, messages, "--ordering", "none", "--prefetch", PREFETCH)
+
+        def bare(queue):
+            return json.loads(broker.client("consume", broker.port, queue, messages, 500, 250))
+        mine, its = self.rounds(lambda: counted(ours), lambda: counted(bare))
+        cpu = [statistics.median(r[key] for r in results) for key in ("cpu_us", "broker_us") for results in (mine, its)]
         self.ratio("rabbitmq_store_vs_bare", mine, its, "bare librabbitmq, acknowledges 250 at once", at_least=0.90,
-                   note=f"classic queue, prefetch 500; CPU {statistics.median(m['cpu_us'] for m in mine):.1f} us a message, "
-                        f"the bare client's {statistics.median(r['cpu_us'] for r in its):.1f}")
+                   note="classic queue, prefetch {}, the bare client's 500; CPU a message {:.1f} us, the bare client's {:.1f}; the broker's "
+                        "own {:.1f} and {:.1f} on the same cores".format(PREFETCH, *cpu))
         self.rig.stop(broker.process)
+
+    def java(self, program, topic, messages, *options):
+        """One run of a Spring consumer of ours."""
+        process = self.rig.start("spring", None, [
+            "java", "-Xms512m", "-Xmx512m", "-cp", f"{SPRING_BUILT}/target/classes:{SPRING_BUILT}/libraries/*", program,
+            f"--bench.topic={topic}", f"--bench.group=spring-{time.monotonic_ns()}", f"--bench.expect={messages}",
+            f"--spring.kafka.bootstrap-servers={self.kafka.address}", *options])
+        process.wait(180)
+        text = process.log.read_text(errors="replace")
+        self.rig.stop(process)
+        found = re.search(r"^RESULT (\{.*\})$", text, re.M)
+        if not found:
+            raise Failed(f"the Spring consumer said nothing: {tail(process.log)}")
+        return json.loads(found[1])
+
+    def spring_inbox(self):
+        """Effect and id in one transaction, by statements and by callbacks of ours, and as teams with Spring write it."""
+        database = Postgres(self.rig)
+        at = f"host={database.folder} port={database.port} user=semel dbname=postgres"
+        few, many = 3000 if self.smoke else 15_000, self.count(60_000)
+        small, large = self.kafka.topic(few), self.kafka.topic(many)
+
+        def empty():
+            database.empty()
+            self.rig.ask(None, [self.rig.program("bench_inbox"), "postgres", at, "make"])
+            database.sql("drop table if exists effects, processed; create table processed (message_id text primary key);"
+                         "create table effects (message_id text not null, order_no text not null)")
+
+        def ours(topic, messages, *options):
+            empty()
+            return self.on_kafka(topic, messages, *options, database=database.url)
+
+        def its():
+            empty()
+            result = self.java("inbox.Inbox", small, few, f"--spring.datasource.url=jdbc:postgresql://127.0.0.1:{database.port}/postgres",
+                               "--spring.datasource.username=semel")
+            if (found := int(database.sql("select count(*) from effects"))) != few:
+                raise Failed(f"{found} effects of {few} messages")
+            return result
+        statements, batches, singly, theirs = self.rounds(
+            lambda: ours(large, many), lambda: ours(large, many, "--handler", "batchable"),
+            lambda: ours(small, few, "--handler", "callback"), its)
+        name = "Spring, inbox row and effect in one transaction, second half"
+        self.ratio("kafka_transaction_vs_spring_inbox", statements, theirs, name, at_least=10,
+                   note=f"its CPU {statistics.median(t['cpu_us'] for t in theirs):.0f} us a message, start of the JVM included")
+        self.ratio("kafka_transaction_batchable_vs_spring_inbox", batches, theirs, name, note="callbacks that share transactions")
+        self.ratio("kafka_transaction_callback_vs_spring_inbox", singly, theirs, name, at_least=1.5,
+                   note="a callback and a transaction for each message, as there")
+        self.rig.stop(database.process)
 
     def spring(self):
         """The usual consumer with Redis: its second half, when it is compiled, over ours."""
         from redis_figures import Server
-        say("bench/run: the Spring consumer of bench/peers/spring-consumer")
-        done = subprocess.run([SPRING / "setup"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode != 0:
-            raise Failed(f"bench/peers/spring-consumer/setup failed: {done.stdout[-1000:]}")
         server = Server(self.rig, True)
         few, many = 3000 if self.smoke else 20_000, self.count(200_000)  # the JVM needs some thousands to be warm
         small, large = self.kafka.topic(few), self.kafka.topic(many)
 
         def its():
             server.empty()
-            process = self.rig.start("spring", None, [
-                "java", "-Xms512m", "-Xmx512m", "-cp", f"{SPRING_BUILT}/target/classes:{SPRING_BUILT}/libraries/*", "bench.App",
-                f"--bench.topic={small}", f"--bench.group=spring-{time.monotonic_ns()}", f"--bench.expect={few}",
-                f"--spring.kafka.bootstrap-servers={self.kafka.address}", f"--spring.data.redis.port={server.port}"])
-            process.wait(180)
-            text = process.log.read_text(errors="replace")
-            self.rig.stop(process)
-            found = re.search(r"^RESULT (\{.*\})$", text, re.M)
-            if not found:
-                raise Failed(f"the Spring consumer said nothing: {tail(process.log)}")
-            return json.loads(found[1])
+            return self.java("bench.App", small, few, f"--spring.data.redis.port={server.port}")
         mine, theirs = self.rounds(lambda: self.on_kafka(large, many), its)
         self.ratio("kafka_store_vs_spring", mine, theirs, "Spring consumer with Redis, second half", at_least=20, aim=40,
                    note=f"its CPU {statistics.median(t['cpu_us'] for t in theirs):.0f} us a message, start of the JVM included")
@@ -233,12 +291,18 @@ class ConsumerBench:
 
     def run(self):
         topic, messages = self.embedded()
+        self.answers(topic, messages)
         self.transaction()
         self.redis(topic, messages)
         self.rabbitmq()
         self.work()
         self.stuck()
         if self.options.java:
+            say("bench/run: the Spring consumers of bench/peers/spring-consumer")
+            done = subprocess.run([SPRING / "setup"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode != 0:
+                raise Failed(f"bench/peers/spring-consumer/setup failed: {done.stdout[-1000:]}")
             self.spring()
+            self.spring_inbox()
         self.rig.stop(self.kafka.process)
         return self.figures

@@ -9,7 +9,7 @@ import tempfile
 from measuring import ROOT, Failed, free_port
 
 HERE = ROOT / "bench" / "sql"
-INBOX = ["message_dedup", "semel_assignments", "semel_offsets", "semel_inbox_schema", "business"]
+INBOX = ["message_dedup", "semel_assignments", "semel_offsets", "semel_flights", "semel_crashes", "semel_inbox_schema", "business"]
 TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
 
 

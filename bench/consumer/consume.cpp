@@ -7,9 +7,11 @@
 // --messages N       how many deliveries (copies included) are to be settled; then it ends
 // --store WHERE      strategy `store`: the folder of an embedded store, or the URL of a Redis
 // --database URL     strategy `transaction` on PostgreSQL: one INSERT into `effects` per message
-// --handler H        of `store`: count (counts, on the loop), work (takes 0 to 5 ms, by the
-// message's
-//                    id), stuck (counts, but for the first message, which never ends)
+// --handler H        of `transaction`: callback or batchable do that INSERT in this process;
+//                    of `store`: count (counts, on the loop), work (takes 0 to 5 ms, by the
+//                    message's id), stuck (counts, but for the first message, which never ends),
+//                    answer (answers the message's own value to the topic of Kafka that --results
+//                    names; --on-duplicate silent|republish)
 // --concurrency C    --ordering key|partition|none     --prefetch P (rabbitmq)
 //
 // The clock runs from the first effect until all are settled; the processor time is all that this
@@ -38,6 +40,7 @@
 #include "consumer/consumer.hpp"
 #include "consumer/strategies/recorded.hpp"
 #include "consumer/strategies/transaction.hpp"
+#include "fail.hpp"
 #include "inbox/schema.hpp"
 #include "runtime/loop.hpp"
 #include "stores/postgres/plain_connection.hpp"
@@ -47,6 +50,7 @@
 
 namespace {
 
+using bench::fail;
 using namespace semel;
 using namespace std::chrono_literals;
 using Steady = std::chrono::steady_clock;
@@ -54,16 +58,12 @@ using Steady = std::chrono::steady_clock;
 constexpr auto give_up_after = 180s;
 constexpr std::int64_t work_us_max = 5000;
 
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_consume: %s\n", why.c_str());
-    std::exit(1);
-}
-
 struct Settings {
     bool kafka = true;
     std::string where, from;
     std::uint64_t messages = 0;
-    std::string store, database, handler = "count", ordering = "key";
+    std::string store, database, handler = "count", ordering = "key", results;
+    bool republish = false;
     unsigned concurrency = 16;
     std::uint16_t prefetch = 500;
 };
@@ -78,6 +78,8 @@ Settings settings_of(int argc, char** argv) {
         {"--store", [&](const char* v) { out.store = v; }},
         {"--database", [&](const char* v) { out.database = v; }},
         {"--handler", [&](const char* v) { out.handler = v; }},
+        {"--results", [&](const char* v) { out.results = v; }},
+        {"--on-duplicate", [&](const char* v) { out.republish = v == std::string("republish"); }},
         {"--ordering", [&](const char* v) { out.ordering = v; }},
         {"--concurrency",
          [&](const char* v) { out.concurrency = static_cast<unsigned>(std::atoi(v)); }},
@@ -125,6 +127,17 @@ class Counts final : public LoopHandler {
     void effect(const consumer::Message&, Done done) override { done(consumer::Handled{}); }
 };
 
+/// Answers each message with its own value.
+class Answers final : public LoopHandler {
+    using LoopHandler::LoopHandler;
+    void effect(const consumer::Message& message, Done done) override {
+        auto answer = std::make_shared<consumer::HandlerAnswer>();
+        answer->body = std::string(message.delivery.value.value_or(std::string_view{}));
+        answer->content_type = "application/json";
+        done(consumer::Handled{std::move(answer)});
+    }
+};
+
 /// Takes 0 to 5 ms, evenly spread.
 class Works final : public LoopHandler {
   public:
@@ -170,6 +183,7 @@ class Stuck final : public LoopHandler {
 };
 
 std::unique_ptr<LoopHandler> handler_of(runtime::Loop& loop, const Settings& settings) {
+    if (settings.handler == "answer") return std::make_unique<Answers>(loop);
     if (settings.handler == "count") return std::make_unique<Counts>(loop);
     if (settings.handler == "work") return std::make_unique<Works>(loop);
     if (settings.handler == "stuck") return std::make_unique<Stuck>(loop);
@@ -222,14 +236,60 @@ std::unique_ptr<consumer::Strategy> transaction_of(runtime::Loop& loop, const Se
     options.inbox.scope = "bench";
     options.partitions = settings.kafka;
     options.dialect = sql::Dialect::postgres;
-    config::SqlHandlerConfig effect;
-    effect.params = {{"id", member("/messageId")}, {"order", member("/orderNo")}};
-    effect.statements = {
-        {.sql = "INSERT INTO effects (message_id, order_no) VALUES (:id, :order)"}};
+    std::variant<consumer::SqlEffects, consumer::TransactionCallback> effect;
+    if (settings.handler == "callback" || settings.handler == "batchable") {
+        effect = consumer::TransactionCallback{
+            .effect = [](sql::Executor& executor,
+                         const consumer::Message& message) -> inbox::EffectOutcome {
+                auto answer = executor.run(
+                    {.text = "INSERT INTO effects (message_id, order_no) VALUES ($1, $2)",
+                     .parameters = {message.id, message.id}});
+                if (auto* problem = std::get_if<sql::Problem>(&answer)) return std::move(*problem);
+                return inbox::Did{};
+            },
+            .batchable = settings.handler == "batchable"};
+    } else {
+        effect = consumer::SqlEffects{
+            {.params = {{"id", member("/messageId")}, {"order", member("/orderNo")}},
+             .statements = {
+                 {.sql = "INSERT INTO effects (message_id, order_no) VALUES (:id, :order)"}}}};
+    }
     auto made = consumer::make_transaction(loop, std::move(options), connect_to(settings.database),
-                                           consumer::SqlEffects{std::move(effect)}, counters);
+                                           std::move(effect), counters);
     if (!made) fail(made.error().detail);
     return std::move(*made);
+}
+
+std::unique_ptr<brokers::Publisher> publisher_of(const Settings& settings) {
+    if (!settings.kafka || settings.results.empty()) fail("answers go to --results, of Kafka");
+    auto made = brokers::kafka::make_publisher({.brokers = settings.where, .client_id = "bench"});
+    if (!made) fail(made.error().detail);
+    return std::move(*made);
+}
+
+/// As `semel serve` does.
+std::unique_ptr<consumer::Results> results_of(runtime::Loop& loop, const Settings& settings,
+                                              consumer::Records& records,
+                                              brokers::Publisher& publisher) {
+    auto publish = [&publisher, topic = settings.results](
+                       std::string id, const consumer::HandlerAnswerPtr& answer,
+                       std::function<void(base::Result<void>)> done) {
+        brokers::Outgoing message;
+        message.topic = topic;
+        message.value = answer->body;
+        message.key = id;
+        message.headers.push_back({"message-id", std::move(id)});
+        message.headers.push_back({"content-type", answer->content_type});
+        publisher.publish(std::move(message),
+                          [done = std::move(done)](base::Result<brokers::PublishedAt> at) {
+                              done(at ? base::Result<void>() : at.error());
+                          });
+    };
+    return std::make_unique<consumer::Results>(
+        loop,
+        consumer::ResultsOptions{.republish = settings.republish,
+                                 .owner = {.id = "bench", .peer = {}}},
+        &records, std::move(publish));
 }
 
 consumer::ConsumerOptions options_of(const Settings& settings, const std::string& group) {
@@ -311,18 +371,24 @@ int main(int argc, char** argv) {
     std::unique_ptr<core::Store> store;
     std::unique_ptr<consumer::Records> records;
     std::unique_ptr<LoopHandler> handler;
+    std::unique_ptr<brokers::Publisher> publisher;
+    std::unique_ptr<consumer::Results> results;
     std::unique_ptr<consumer::Strategy> strategy;
     if (settings.database.empty()) {
         store = store_of(settings, written);
         records = consumer::records_on_store(loop, *store, secret, "the store");
         handler = handler_of(loop, settings);
+        if (settings.handler == "answer") {
+            publisher = publisher_of(settings);
+            results = results_of(loop, settings, *records, *publisher);
+        }
         strategy = consumer::make_recorded(loop,
                                            {.name = "bench",
                                             .owner = {.id = "bench", .peer = {}},
                                             .concurrency = settings.concurrency,
                                             .retry = {},
                                             .store_promise = {}},
-                                           *records, *handler, counters);
+                                           *records, *handler, counters, results.get());
     } else {
         strategy = transaction_of(loop, settings, counters);
     }
@@ -375,6 +441,8 @@ int main(int argc, char** argv) {
         consumer.stop();
     }
     strategy.reset();
+    results.reset();
+    publisher.reset();
     records.reset();
     loop.io().stop();
     thread.join();

@@ -4,10 +4,13 @@
 //     bench_kafka_client create BROKERS TOPIC PARTITIONS
 //     bench_kafka_client fill BROKERS TOPIC COUNT DUPLICATES KEYS
 //     bench_kafka_client consume BROKERS TOPIC COUNT
+//     bench_kafka_client transact BROKERS TOPIC COUNT RESULTS EACH
 //
 // `fill`: COUNT messages of 200 bytes of JSON; DUPLICATES percent of them are second copies, 1 to
 // 200 messages behind their originals. KEYS: so many different keys; 0: each id its own. `consume`:
-// in batches, commits at the end; prints one JSON object.
+// in batches, commits at the end; prints one JSON object. `transact`: each message is answered to
+// the topic RESULTS with its own value, EACH of them and their positions in one transaction of
+// Kafka's; the same object.
 #include <librdkafka/rdkafka.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -24,18 +27,16 @@
 #include <utility>
 #include <vector>
 
+#include "fail.hpp"
+
 namespace {
 
+using bench::fail;
 using Steady = std::chrono::steady_clock;
 
 constexpr std::size_t message_bytes = 200;
 constexpr std::size_t batch = 1000;
 constexpr int furthest_copy = 200;
-
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_kafka_client: %s\n", why.c_str());
-    std::exit(1);
-}
 
 struct Destroy {
     void operator()(rd_kafka_t* client) const { rd_kafka_destroy(client); }
@@ -135,9 +136,8 @@ double cpu_us() {
     return us(used.ru_utime) + us(used.ru_stime);
 }
 
-void consume(const std::string& brokers, const std::string& topic, long count) {
-    const auto started = Steady::now();
-    const Client consumer =
+Client subscribed(const std::string& brokers, const std::string& topic) {
+    Client consumer =
         client(RD_KAFKA_CONSUMER, {{"bootstrap.servers", brokers},
                                    {"group.id", "bare-" + std::to_string(::getpid()) + topic},
                                    {"auto.offset.reset", "earliest"},
@@ -150,6 +150,12 @@ void consume(const std::string& brokers, const std::string& topic, long count) {
     if (const auto error = rd_kafka_subscribe(consumer.get(), topics))
         fail(rd_kafka_err2str(error));
     rd_kafka_topic_partition_list_destroy(topics);
+    return consumer;
+}
+
+void consume(const std::string& brokers, const std::string& topic, long count) {
+    const auto started = Steady::now();
+    const Client consumer = subscribed(brokers, topic);
     rd_kafka_queue_t* queue = rd_kafka_queue_get_consumer(consumer.get());
     std::vector<rd_kafka_message_t*> messages(batch);
     long got = 0;
@@ -180,6 +186,72 @@ void consume(const std::string& brokers, const std::string& topic, long count) {
         std::chrono::duration<double>(first - started).count());
 }
 
+void check(rd_kafka_error_t* error) {
+    if (error != nullptr) fail(rd_kafka_error_string(error));
+}
+
+/// Any error ends it: that a transaction can be aborted and begun anew is not what is measured.
+void transact(const std::string& brokers, const std::string& topic, long count,
+              const std::string& results, long each) {
+    const auto started = Steady::now();
+    const Client producer = client(RD_KAFKA_PRODUCER, {{"bootstrap.servers", brokers},
+                                                       {"transactional.id", "bare-" + results},
+                                                       {"queue.buffering.max.messages", "200000"},
+                                                       {"linger.ms", "5"}});
+    check(rd_kafka_init_transactions(producer.get(), 30'000));
+    rd_kafka_topic_t* handle = rd_kafka_topic_new(producer.get(), results.c_str(), nullptr);
+    const Client consumer = subscribed(brokers, topic);
+    rd_kafka_queue_t* queue = rd_kafka_queue_get_consumer(consumer.get());
+    std::vector<rd_kafka_message_t*> messages(static_cast<std::size_t>(each));
+    long got = 0;
+    long transactions = 0;
+    Steady::time_point first;
+    while (got < count && Steady::now() < started + std::chrono::seconds(150)) {
+        check(rd_kafka_begin_transaction(producer.get()));
+        const long wanted = std::min(each, count - got);
+        long in_this = 0;
+        while (in_this < wanted && Steady::now() < started + std::chrono::seconds(150)) {
+            const ssize_t more = rd_kafka_consume_batch_queue(
+                queue, 1000, messages.data(), static_cast<std::size_t>(wanted - in_this));
+            for (ssize_t i = 0; i < more; ++i) {
+                rd_kafka_message_t* const one = messages[static_cast<std::size_t>(i)];
+                if (one->err == RD_KAFKA_RESP_ERR_NO_ERROR) {
+                    if (got + in_this++ == 0) first = Steady::now();
+                    if (rd_kafka_produce(handle, RD_KAFKA_PARTITION_UA, RD_KAFKA_MSG_F_COPY,
+                                         one->payload, one->len, one->key, one->key_len,
+                                         nullptr) != 0)
+                        fail(rd_kafka_err2str(rd_kafka_last_error()));
+                }
+                rd_kafka_message_destroy(one);
+            }
+            rd_kafka_poll(producer.get(), 0);
+        }
+        rd_kafka_topic_partition_list_t* positions = nullptr;
+        rd_kafka_assignment(consumer.get(), &positions);
+        rd_kafka_position(consumer.get(), positions);
+        rd_kafka_consumer_group_metadata_t* group =
+            rd_kafka_consumer_group_metadata(consumer.get());
+        check(rd_kafka_send_offsets_to_transaction(producer.get(), positions, group, 30'000));
+        check(rd_kafka_commit_transaction(producer.get(), 30'000));
+        rd_kafka_consumer_group_metadata_destroy(group);
+        rd_kafka_topic_partition_list_destroy(positions);
+        got += in_this;
+        ++transactions;
+    }
+    const double seconds = std::chrono::duration<double>(Steady::now() - first).count();
+    const double cpu = cpu_us();
+    rd_kafka_queue_destroy(queue);
+    rd_kafka_topic_destroy(handle);
+    if (got < count) fail("only " + std::to_string(got) + " messages came");
+    rd_kafka_consumer_close(consumer.get());
+    const auto done = static_cast<double>(got);
+    std::printf(
+        "{\"messages\":%ld,\"transactions\":%ld,\"per_second\":%.1f,\"cpu_us\":%.3f,"
+        "\"first_message_seconds\":%.4f}\n",
+        got, transactions, done / seconds, cpu / done,
+        std::chrono::duration<double>(first - started).count());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -190,6 +262,8 @@ int main(int argc, char** argv) {
         fill(argv[2], argv[3], std::atol(argv[4]), std::atol(argv[5]), std::atol(argv[6]));
     } else if (mode == "consume" && argc == 5) {
         consume(argv[2], argv[3], std::atol(argv[4]));
+    } else if (mode == "transact" && argc == 7) {
+        transact(argv[2], argv[3], std::atol(argv[4]), argv[5], std::atol(argv[6]));
     } else {
         fail("see the top of bench/consumer/kafka_client.cpp");
     }

@@ -17,18 +17,16 @@
 #include <set>
 #include <string>
 
+#include "fail.hpp"
+
 namespace {
 
+using bench::fail;
 using Steady = std::chrono::steady_clock;
 
 constexpr std::size_t message_bytes = 200;
 constexpr std::uint64_t unconfirmed_max = 500;
 constexpr int frame_max = 131072;
-
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_rabbitmq_client: %s\n", why.c_str());
-    std::exit(1);
-}
 
 amqp_bytes_t bytes_of(const std::string& text) {
     return {text.size(), const_cast<char*>(text.data())};

@@ -24,6 +24,8 @@
 #include <string_view>
 #include <vector>
 
+#include "fail.hpp"
+
 namespace bench {
 
 constexpr std::int64_t us = 1'000;
@@ -35,11 +37,6 @@ inline std::int64_t now() {
     timespec t{};
     clock_gettime(CLOCK_MONOTONIC, &t);
     return static_cast<std::int64_t>(t.tv_sec) * second + t.tv_nsec;
-}
-
-[[noreturn]] inline void fail(const std::string& why) {
-    std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, why.c_str());
-    std::exit(1);
 }
 
 [[noreturn]] inline void fail_errno(const std::string& what) {

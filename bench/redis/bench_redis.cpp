@@ -25,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "fail.hpp"
 #include "intents.hpp"
 #include "core/store.hpp"
 #include "stores/redis/client.hpp"
@@ -46,11 +47,6 @@ struct Settings {
     std::size_t batch = 1, ahead = 1, threads = 1;
     std::int64_t operations = 10'000;
 };
-
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_redis: %s\n", why.c_str());
-    std::exit(1);
-}
 
 BatchResults ask(Store& store, std::vector<Item> items) {
     std::promise<BatchResults> promise;

@@ -16,8 +16,11 @@
 #include <thread>
 #include <vector>
 
+#include "fail.hpp"
+
 namespace {
 
+using bench::fail;
 using Steady = std::chrono::steady_clock;
 constexpr std::size_t answer_bytes = 1024;
 
@@ -26,11 +29,6 @@ struct Settings {
     std::size_t threads = 1, width = 1;
     std::int64_t pairs = 0;
 };
-
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_hash_client: %s\n", why.c_str());
-    std::exit(1);
-}
 
 struct Free {
     void operator()(redisContext* context) const { redisFree(context); }

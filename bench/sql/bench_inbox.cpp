@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/hash.hpp"
+#include "fail.hpp"
 #include "inbox/inbox.hpp"
 #include "inbox/schema.hpp"
 #include "stores/mysql/executor.hpp"
@@ -29,15 +30,11 @@
 
 namespace {
 
+using bench::fail;
 using namespace semel;
 using Steady = std::chrono::steady_clock;
 
 constexpr unsigned business_rows = 10'000;
-
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_inbox: %s\n", why.c_str());
-    std::exit(1);
-}
 
 /// A connection of either kind, and the executor on it.
 class Connection {

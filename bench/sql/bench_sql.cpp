@@ -31,6 +31,7 @@
 
 #include "core/answers_singly.hpp"
 #include "core/store.hpp"
+#include "fail.hpp"
 #include "intents.hpp"
 #include "stores/mysql/mysql_store.hpp"
 #include "stores/postgres/postgres_store.hpp"
@@ -49,11 +50,6 @@ struct Settings {
     std::int64_t milliseconds = 1000, warm_up = 300;
     std::int64_t every = 3300, step = 512, steps = 64;
 };
-
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_sql: %s\n", why.c_str());
-    std::exit(1);
-}
 
 std::unique_ptr<Store> open(const Settings& settings) {
     const auto connections = static_cast<unsigned>(settings.connections);

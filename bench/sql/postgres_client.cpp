@@ -25,8 +25,11 @@
 #include <thread>
 #include <vector>
 
+#include "fail.hpp"
+
 namespace {
 
+using bench::fail;
 using Steady = std::chrono::steady_clock;
 constexpr std::size_t answer_bytes = 1024;
 constexpr unsigned recorded = 10'000;  // rows that postgres.sql makes
@@ -36,11 +39,6 @@ struct Settings {
     std::size_t threads = 1, batch = 1, percent = 0;
     double seconds = 1;
 };
-
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_postgres_client: %s\n", why.c_str());
-    std::exit(1);
-}
 
 struct Free {
     void operator()(PGconn* connection) const { PQfinish(connection); }

@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "fail.hpp"
 #include "intents.hpp"
 #include "core/record_codec.hpp"
 #include "core/transition.hpp"
@@ -47,11 +48,6 @@ struct Settings {
     double seconds = 2;
     std::string only;
 };
-
-[[noreturn]] void fail(const std::string& why) {
-    std::fprintf(stderr, "bench_store: %s\n", why.c_str());
-    std::exit(1);
-}
 
 double seconds_since(Steady::time_point start) {
     return std::chrono::duration<double>(Steady::now() - start).count();
