@@ -20,6 +20,22 @@ def pytest_configure(config):
                                 "semel), or name another one with SEMEL_BIN")
 
 
+def pytest_runtest_setup():
+    consumers.places.clear()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails tells what its processes said last, and what is left in its topics and queues."""
+    report = (yield).get_result()
+    if report.when != "call" or not report.failed:
+        return
+    for fixture in ("run", "make"):
+        for semel in getattr(item.funcargs.get(fixture), "made", ()):
+            report.sections.append((f"{semel.folder.name}, its last words", "\n".join(semel.said().splitlines()[-40:])))
+    report.sections += [(place.name, consumers.told(place)) for place in consumers.places[:8]]
+
+
 @pytest.fixture
 def up():
     upstream = Upstream()
@@ -36,6 +52,7 @@ def make(tmp_path, up):
         semel = harness.Semel(folder or tmp_path / f"semel{len(made)}", upstream, **config)
         made.append(semel)
         return semel
+    build.made = made
     yield build
     for semel in made:
         semel.clean_up()
@@ -158,6 +175,7 @@ def run(tmp_path):
     def start(*entries, fault=None, started=True, **config):
         made.append(consumers.process(tmp_path / f"process{len(made)}", *entries, **config))
         return made[-1].start(fault=fault) if started else made[-1]
+    start.made = made
     yield start
     for one in made:
         one.clean_up()

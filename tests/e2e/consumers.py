@@ -15,6 +15,7 @@ LEASE = "2s"
 QUICK_GROUP = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300}
 QUICK_RETRY = {"attempts": 3, "backoff": {"initial": "50ms", "max": "200ms"}}
 _numbers = itertools.count(1)
+places = []  # of the test that runs: where to look if it fails
 
 
 def message(id, key=None, headers=(), partition=-1, **body):
@@ -39,6 +40,7 @@ class Topic:
         self.name = server.topic(partitions, **settings)
         self.group = f"group-{next(_numbers)}"
         self.letters_name = f"{self.name}.{self.group}.dlq"
+        places.append(self)
 
     def source(self, properties=None, **more):
         return {"kafka": {"brokers": self.server.address, "topics": [self.name], "group": self.group,
@@ -63,6 +65,7 @@ class Queue:
         self.server = server
         self.name = self.group = server.queue(**arguments)
         self.letters_name = f"{self.name}.dlq"
+        places.append(self)
 
     def source(self, **more):
         return {"rabbitmq": {"url": self.server.url, "queue": self.name, **more}}
@@ -130,6 +133,8 @@ class Service(Upstream):
             with self._state:
                 self.running -= 1
         status, headers = said if isinstance(said, tuple) else (said or 200, ())
+        if not self.keep_alive:
+            headers = [*headers, ("Connection", "close")]  # else its client may be writing the next one when it closes
         reply.answer(status, b"", headers=headers)
 
 
@@ -230,6 +235,16 @@ def happens(effects, ids, seconds=30):
 
 def settles(place, seconds=20):
     eventually(lambda: place.unsettled() == 0, seconds, f"all of {place.name} is settled")
+
+
+def told(place):
+    """What is left of a place, in words: for a test that failed."""
+    try:
+        letters = [f"  {letter.header('semel-message-id')}: {letter.header('semel-error-class')} after {letter.header('semel-failed-runs')} runs"
+                   for letter in place.letters()]
+        return "\n".join([f"unsettled {place.unsettled()}, letters {len(letters)}", *letters[:50]])
+    except Exception as problem:  # its broker may be what failed
+        return f"cannot be looked into: {problem!r}"
 
 
 def dies(place, count=1, seconds=30):

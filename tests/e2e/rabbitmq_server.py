@@ -44,7 +44,8 @@ class RabbitServer:
 
     kind = "rabbitmq"
 
-    def __init__(self, *settings):
+    def __init__(self, *settings, rabbit=""):
+        """`settings`: lines of rabbitmq.conf; `rabbit`: more of the application's environment."""
         self.settings = settings
         self._asker = None
         self.process = ServerProcess("rabbit", ACCOUNT)
@@ -60,7 +61,7 @@ class RabbitServer:
             file.chmod(0o400)
             (folder / "enabled_plugins").write_text("[].\n")
             # The broker looks for slow consumers once a minute otherwise.
-            (folder / "advanced.config").write_text("[{rabbit, [{channel_tick_interval, 200}]}].\n")
+            (folder / "advanced.config").write_text(f"[{{rabbit, [{{channel_tick_interval, 200}}{rabbit and ', ' + rabbit}]}}].\n")
             (folder / "rabbitmq.conf").write_text("\n".join([
                 f"listeners.tcp.1 = 127.0.0.1:{self.port}", "vm_memory_high_watermark.absolute = 1GiB", "disk_free_limit.absolute = 50MB",
                 "log.file.level = warning", "log.console = false", *settings]) + "\n")
@@ -174,7 +175,7 @@ class RabbitServer:
         return int(said)
 
     def read(self, queue):
-        """All messages that are ready in it; they stay there."""
+        """All messages that are ready in it; they stay there. None if there is no such queue."""
         connection = self.connect()
         try:
             channel, found = connection.channel(), []
@@ -185,5 +186,9 @@ class RabbitServer:
                 headers = [(name, value if isinstance(value, bytes) else str(value).encode())
                            for name, value in (properties.headers or {}).items()]
                 found.append(Message(body, None, headers, 0, properties.message_id))
+        except pika.exceptions.ChannelClosedByBroker as closed:
+            if closed.reply_code == 404:
+                return []
+            raise
         finally:
             connection.close()  # what was got is unsettled, and ready again

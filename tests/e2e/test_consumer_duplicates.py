@@ -47,6 +47,26 @@ def test_a_rebalance_in_the_middle_of_a_handler_has_one_effect(topic, shared, se
     assert service.effects()["held"] == 1
 
 
+def test_a_partition_that_goes_and_comes_back_within_one_handler_finds_its_work_recorded(topic, shared, service, run):
+    """Whoever owns the partition, what ended is recorded; only the position is not the former owner's to commit."""
+    gate = Gate()
+    service.rule = lambda asked: gate.wait() if asked.id.startswith("held") else None
+    entry = consumer(topic, service.handler, source=topic.source(drain="200ms"))
+    first = run(entry, store=shared)
+    ids = [f"held{p}" for p in range(4)]
+    topic.send(*[message(id, partition=p) for p, id in enumerate(ids)])
+    for _ in ids:
+        gate.wait_until_entered()
+    second = run(entry, store=shared)
+    eventually(lambda: topic.server.working_members(topic.group) == 2, 20, "half of them have gone")
+    assert second.stop() == 0
+    eventually(lambda: len(consumers.state_of(first)["partitions"]) == 4, 20, "they have come back")
+    gate.open()
+    settles(topic)
+    assert service.effects() == {id: 1 for id in ids} and set(service.asked.values()) == {1}
+    assert first.metric("semel_message_unknown_outcomes_total") == 0
+
+
 @pytest.mark.parametrize("gap", ["together", "later"])
 def test_a_producers_second_copy_has_no_second_effect(gap, place, service, run):
     semel = run(consumer(place, service.handler, concurrency=8))
@@ -95,6 +115,61 @@ def test_a_duplicate_of_an_undecided_message_is_not_acknowledged_and_runs_when_i
     settles(topic)
     assert found == {"m": 1} and second.metric("semel_message_unknown_outcomes_total") == 1
     gate.open()
+
+
+def test_when_an_owner_dies_one_of_many_that_wait_for_it_takes_over(topic, shared, service, run):
+    """Each of two others waits with copies. Nobody deletes the dead one's record and goes on unclaimed."""
+    gate = Gate()
+    service.rule = lambda asked: gate.wait() or 500 if asked.number == 1 else time.sleep(0.3)
+    first = run(consumer(topic, service.handler), store=shared)
+    topic.send(message("m", partition=0))
+    gate.wait_until_entered()
+    for _ in range(2):
+        run(consumer(topic, service.handler), store=shared)
+    first.kill()
+    eventually(lambda: topic.server.working_members(topic.group) == 2, 20, "both have partitions")
+    topic.send(*[message("m", partition=p) for p in range(4) for _ in range(5)])
+    found = happens(service, ["m"])
+    gate.open()
+    settles(topic)
+    assert found == {"m": 1} and service.asked["m"] == 2
+
+
+def test_a_failed_message_of_which_two_members_have_copies_is_tried_by_one_at_a_time(topic, shared, service, run):
+    service.rule = lambda asked: time.sleep(0.2) or (500 if asked.number < 4 else None)
+    for _ in range(2):
+        run(consumer(topic, service.handler, retry={"attempts": 5, "backoff": {"initial": "50ms", "max": "100ms"}}), store=shared)
+    eventually(lambda: topic.server.working_members(topic.group) == 2, 20, "both have partitions")
+    topic.send(*[message("m", partition=p) for p in range(4) for _ in range(3)])
+    settles(topic)
+    assert service.effects() == {"m": 1} and service.asked["m"] == 4 and service.running_most == 1
+    assert [c.header("Semel-Attempt") for c in service.paid()] == ["1", "2", "3", "4"] and not topic.letters()
+
+
+def test_a_thousand_copies_at_once_are_one_effect_and_no_errors(kafka, databases, service, run):
+    """Neither the database nor our log calls a duplicate an error."""
+    topic, server = consumers.Topic(kafka), databases("postgres")
+    semel = run(consumer(topic, service.handler, {"strategy": "table", "database": {"postgres": {"url": server.url()}}}), store=server)
+    topic.send(message("m0"))
+    settles(topic)
+    before, log = semel.said(), server.log.stat().st_size
+    topic.send(*[message("m") for _ in range(1000)])
+    settles(topic)
+    assert service.effects() == {"m0": 1, "m": 1} and semel.metric("semel_duplicates_suppressed_total") == 999
+    assert semel.said() == before
+    assert b"ERROR" not in server.log.read_bytes()[log:]
+
+
+def test_between_the_tries_of_a_failing_message_no_transaction_is_open(topic, databases, run):
+    rows = Rows(databases("postgres"))
+    semel = run(consumer(topic, rows.handler, retry={"attempts": 3, "backoff": {"initial": "30s", "max": "30s"}}), store=rows.server)
+    topic.send(message("bad", k="k", amount=-1), message("good", k="k", amount=1))
+    happens(rows, ["good"])
+    eventually(lambda: semel.metric("semel_message_retries_total") > 0, 20, "it has failed once")
+    for _ in range(5):
+        assert rows.server.sql("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'") == [["0"]]
+        time.sleep(0.1)
+    assert rows.effects() == {"good": 1}
 
 
 def test_a_failed_message_runs_again_after_a_restart_and_its_attempts_are_counted_in_the_store(place, service, run):

@@ -84,7 +84,7 @@ def test_a_handler_that_is_ill_for_a_while_makes_no_dead_letter(how, topic, serv
     state = consumers.state_of(semel)
     assert state["reason"] and (how == "down" or str(how) in state["reason"]) and url.split("/")[2] in state["reason"]
     assert semel.metric("semel_consumer_paused") == 2
-    time.sleep(1.5)  # time to do harm
+    time.sleep(0.7)  # time to do harm
     tried = sum(service.asked.values())
     assert tried < 100 + 8 + 30
     sick["now"] = False
@@ -94,6 +94,25 @@ def test_a_handler_that_is_ill_for_a_while_makes_no_dead_letter(how, topic, serv
     settles(topic)
     assert not topic.letters() and semel.metric("semel_consumer_paused") == 0
     assert consumers.state_of(semel)["condition"] == "running"
+
+
+def test_of_two_groups_on_one_topic_only_the_one_that_fails_retries_and_has_letters(topic, service, run):
+    other = topic.source()
+    other["kafka"]["group"] = f"{topic.group}-other"
+    good = consumers.Service()
+    try:
+        service.rule = lambda asked: 500
+        semel = run(consumer(topic, service.handler, breaker={"dead_share": "0%"}),
+                    consumer(topic, good.handler, name="other", source=other))
+        topic.send(*[message(f"m{i}") for i in range(10)])
+        assert happens(good, [f"m{i}" for i in range(10)]) == {f"m{i}": 1 for i in range(10)}
+        assert {letter.header("semel-message-id") for letter in dies(topic, 10)} == {f"m{i}" for i in range(10)}
+        settles(topic)
+        eventually(lambda: topic.server.lag(f"{topic.group}-other", topic.name) == 0, 20, "the other one's are settled")
+        assert not topic.server.read(f"{topic.name}.{topic.group}-other.dlq") and not service.effects()
+        assert semel.metric("semel_message_retries_total", consumer="other") == 0 < semel.metric("semel_message_retries_total", consumer="under-test")
+    finally:
+        good.close()
 
 
 def test_when_most_messages_would_be_given_up_the_consumer_stops_instead(topic, service, run):

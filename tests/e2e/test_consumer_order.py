@@ -35,6 +35,41 @@ def test_each_keys_messages_are_handled_in_order_whatever_fails_in_between(topic
     assert service.running_most > 1 and not topic.letters()
 
 
+def test_the_order_of_each_key_outlives_failures_and_members_that_come_and_go(topic, redis_servers, service, run):
+    """Messages wait behind failed ones while others arrive and partitions move: a second member joins, the first one leaves and comes back."""
+    chosen, store = random.Random(8), redis_servers()
+    ids = [f"k{k}-{n}" for n in range(60) for k in range(12)]
+    failing = {id: chosen.randrange(1, 4) for id in ids if chosen.random() < 0.08}
+
+    def rule(asked):
+        time.sleep(0.005)
+        return 500 if asked.number <= failing.get(asked.id, 0) else None
+    service.rule = rule
+    entry = consumer(topic, service.handler, ordering="key", concurrency=8, retry={"attempts": 5, "backoff": {"initial": "200ms", "max": "500ms"}})
+    first = run(entry, store=store)
+    sent = 0
+
+    def arrive(share):
+        nonlocal sent
+        new, sent = ids[sent:int(len(ids) * share)], int(len(ids) * share)
+        topic.send(*[message(id, key=id.partition("-")[0]) for id in new])
+    arrive(0.3)
+    eventually(lambda: len(service.effects()) >= len(ids) // 8, 20, "it works")
+    eventually(lambda: consumers.state_of(first)["parked"] > 0, 20, "some wait behind failed ones")
+    arrive(0.5)
+    second = run(entry, store=store)
+    arrive(0.7)
+    eventually(lambda: topic.server.working_members(topic.group) == 2, 20, "both have partitions")
+    assert first.stop() == 0
+    arrive(0.9)
+    first.start()
+    arrive(1)
+    found = happens(service, ids, 60)
+    settles(topic)
+    assert set(found.values()) == {1} and not topic.letters() and second.process.poll() is None
+    assert keyed(service) == {f"k{k}": [f"k{k}-{n}" for n in range(60)] for k in range(12)}
+
+
 def test_a_failed_message_holds_its_own_key_and_no_other(topic, service, run):
     stuck = {"now": True}
     service.rule = lambda asked: 500 if asked.id == "a-1" and stuck["now"] else None

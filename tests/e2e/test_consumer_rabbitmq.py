@@ -68,6 +68,115 @@ def test_a_quorum_queue_without_a_dead_letter_exchange_is_told_at_the_start_and_
     assert service.effects() == {"m": 1} and not queue.letters()
 
 
+def test_a_queue_that_counts_deliveries_is_named_when_a_message_comes_again(rabbitmq, service, run):
+    """Of a queue that others declared nobody can be asked for its limit; kills of ours are what counts on it."""
+    queue = consumers.Queue(rabbitmq, **{"x-queue-type": "quorum", "x-delivery-limit": 5})
+    gate = Gate()
+    service.rule = lambda asked: gate.wait() if asked.number == 1 else None
+    semel = run(consumer(queue, service.handler))
+    queue.send(message("m"))
+    eventually(lambda: service.asked["m"] == 1, 20, "it runs")
+    semel.kill()
+    gate.open()
+    semel.start()
+    happens(service, ["m"])
+    settles(queue)
+    eventually(lambda: "it counts deliveries" in semel.said(), 10, "it is said")
+    assert "dead-letter exchange" in semel.said() and queue.name in semel.said()
+
+
+def test_deaths_up_to_the_limit_of_a_queue_leave_the_message_with_its_dead_letter_exchange(rabbitmq, service, run):
+    connection = rabbitmq.connect()
+    channel = connection.channel()
+    channel.exchange_declare("dropped", "fanout", durable=True)
+    channel.queue_bind(rabbitmq.queue("kept"), "dropped")
+    connection.close()
+    queue = consumers.Queue.__new__(consumers.Queue)
+    queue.server, queue.name, queue.letters_name = rabbitmq, "limited", "limited.dlq"
+    gate = Gate()
+    service.rule = lambda asked: gate.wait() if asked.id == "m" else None
+    semel = run(consumer(queue, service.handler, retry={"crashes": 50}, source=queue.source(
+        declare={"type": "quorum", "delivery_limit": 2, "dead_letter_exchange": "dropped"})))
+    assert "drops a message" not in semel.said()
+    queue.send(message("m"))
+    for death in range(3):
+        eventually(lambda: queue.unsettled() == 1, 20, "it is in hand again")
+        eventually(lambda: service.asked["m"] > death, 20, "it runs")
+        semel.kill()
+        semel.start()
+    [kept] = eventually(lambda: rabbitmq.read("kept"), 20, "the broker gives up")
+    assert kept.value == message("m").value
+    gate.open()
+    queue.send(message("after"))
+    happens(service, ["after"])
+    settles(queue)
+
+
+def test_while_the_broker_takes_no_messages_letters_wait_and_all_else_goes_on(service, run):
+    """Its memory alarm stops publishers. That is told, outlasts a kill, and ends with the alarm."""
+    server = RabbitServer()
+    try:
+        queue = consumers.Queue(server)
+        gate = Gate()
+        service.rule = lambda asked: gate.wait() or (422 if asked.id.startswith("bad") else None)
+        semel = run(consumer(queue, service.handler))
+        bad, good = [f"bad{i}" for i in range(3)], [f"m{i}" for i in range(60)]
+        queue.send(*[message(id) for id in bad + good])
+        eventually(lambda: service.running > 0, 20, "some run")
+        server.control("set_vm_memory_high_watermark", "0")
+        gate.open()
+        happens(service, good)
+        told = lambda: any("takes no messages" in alarm for alarm in consumers.state_of(semel)["alarms"])
+        eventually(told, 20, "an alarm")
+        eventually(lambda: queue.unsettled() == len(bad), 20, "the good ones are settled")
+        semel.kill()
+        semel.start()
+        eventually(told, 30, "the alarm again")
+        assert queue.unsettled() == len(bad) and not queue.letters()
+        server.control("set_vm_memory_high_watermark", "absolute", "1GiB")
+        # What the killed one had written into its connection, the broker may take as well: a letter is never lost, but may be there twice.
+        ids = lambda: {letter.header("semel-message-id") for letter in queue.letters()}
+        eventually(lambda: ids() == set(bad), 60, "all letters")
+        settles(queue, 40)
+        eventually(lambda: not told(), 10, "the alarm is over")
+        assert set(service.effects().values()) == {1} and set(service.effects()) == set(good)
+        assert all(service.asked[id] == 1 for id in bad)
+    finally:
+        server.clean_up()
+
+
+def test_a_queue_of_letters_that_vanishes_loses_nothing(queue, service, run):
+    """The broker gives back what no queue takes."""
+    service.rule = lambda asked: 422 if asked.id == "bad" else None
+    semel = run(consumer(queue, service.handler))
+    queue.server.delete_queue(queue.letters_name)
+    queue.send(message("bad"), *[message(f"m{i}") for i in range(20)])
+    happens(service, [f"m{i}" for i in range(20)])
+    eventually(lambda: any(queue.letters_name in alarm for alarm in consumers.state_of(semel)["alarms"]), 40, "an alarm")
+    eventually(lambda: queue.unsettled() == 1)
+    queue.server.queue(queue.letters_name)
+    assert [letter.header("semel-message-id") for letter in dies(queue, seconds=60)] == ["bad"]
+    settles(queue, 40)
+    assert service.asked["bad"] == 1
+
+
+def test_a_queue_that_is_deleted_under_its_consumer_is_told_and_taken_up_again(queue, service, run):
+    gate = Gate()
+    service.rule = lambda asked: gate.wait() if asked.id == "m" else None
+    semel = run(consumer(queue, service.handler))
+    queue.send(message("m"))
+    eventually(lambda: service.asked["m"] == 1, 20, "it runs")
+    queue.server.delete_queue(queue.name)
+    eventually(lambda: any("queue was deleted" in alarm for alarm in consumers.state_of(semel)["alarms"]), 20, "an alarm")
+    gate.open()
+    happens(service, ["m"])
+    queue.server.queue(queue.name)
+    queue.send(message("m"), message("after"))
+    happens(service, ["after"])
+    settles(queue)
+    assert service.effects() == {"m": 1, "after": 1}
+
+
 def test_letters_go_to_a_queue_or_through_an_exchange(rabbitmq, service, run):
     service.rule = lambda asked: 422
     queue = consumers.Queue(rabbitmq)

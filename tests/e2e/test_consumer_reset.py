@@ -1,4 +1,7 @@
 """semel consumer reset: positions of a consumer that does not run are moved; what is done stays done."""
+import datetime
+import time
+
 import pytest
 
 import consumers
@@ -48,3 +51,36 @@ def test_what_is_passed_over_is_not_read(topic, effects, run):
     eventually(lambda: consumers.state_of(semel)["partitions"], 20, "partitions")
     topic.send(message("last", k="k", amount=1))
     assert happens(effects, ["last"]) == {"first": 1, "last": 1}
+
+
+def test_a_time_names_the_first_message_that_is_not_older(topic, effects, run):
+    semel = run(consumer(topic, effects.handler))
+    topic.send(*[message(f"early{i}", k="k", amount=1) for i in range(4)])
+    time.sleep(0.2)
+    between = datetime.datetime.now(datetime.timezone.utc)
+    time.sleep(0.2)
+    topic.send(*[message(f"late{i}", k="k", amount=1) for i in range(4)])
+    everything = [f"{when}{i}" for when in ("early", "late") for i in range(4)]
+    happens(effects, everything)
+    settles(topic)
+    semel.stop()
+    eventually(lambda: not topic.server.members(topic.group), 20, "the group is empty")
+
+    utc = between.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    elsewhere = between.astimezone(datetime.timezone(datetime.timedelta(hours=5, minutes=30))).isoformat(timespec="milliseconds")
+    shown = reset(semel, "--to", utc)
+    assert shown.returncode == 0 and f"the first message of {utc} or later" in shown.stderr and "nothing was changed" in shown.stderr
+    assert topic.unsettled() == 0
+    for words, unsettled in (([utc], 4), (["-1h"], 8), ([elsewhere], 4), (["-0s"], 0)):
+        assert reset(semel, "--to", *words, "--yes").returncode == 0, words
+        assert topic.unsettled() == unsettled, words
+    for wrong, why in (("2026-13-01T00:00:00Z", "neither"), ("2026-01-01T00:00:00", "neither"), ("2999-01-01T00:00:00Z", "lies ahead")):
+        refused = reset(semel, "--to", wrong, "--yes")
+        assert refused.returncode == 2 and why in refused.stderr
+    assert topic.unsettled() == 0
+
+    assert reset(semel, "--to", utc, "--yes").returncode == 0
+    semel.start()
+    eventually(lambda: semel.metric("semel_duplicates_suppressed_total") == 4, 20, "the late ones are read again")
+    settles(topic)
+    assert effects.effects() == dict.fromkeys(everything, 1)

@@ -76,6 +76,7 @@ int main(int, char** words) {
         if (m.id == "throws") throw std::runtime_error("thrown by the handler");
         if (m.id == "fatal") return semel::Fatal{"never"};
         if (m.id == "unknown") return semel::Unknown{"who knows"};
+        if (m.id == "answers") return semel::Done{semel::Answer{"42", "text/plain", {{"lang", "en"}}}};
         if (m.id == "stop") runtime.stop();
         return semel::Done{};
     });
@@ -163,22 +164,26 @@ def test_answers_of_callbacks_and_an_end_from_within(installed, shop, kafka, tmp
     (source / "main.cpp").write_text(ANSWERS)
     (source / "CMakeLists.txt").write_text((EXAMPLE / "CMakeLists.txt").read_text())
     program = built(installed, source, tmp_path / "built")
-    recorded, swallowed = consumers.Topic(kafka, 1), consumers.Topic(kafka, 1)
+    recorded, swallowed, results = consumers.Topic(kafka, 1), consumers.Topic(kafka, 1), consumers.Topic(kafka, 1)
     semel = Program(tmp_path / "program", program, "", {})
     semel.config["consumers"] = [
-        consumers.consumer(recorded, {"handler": "callback", "on_unknown": "hold"}, name="recorded", breaker={"dead_share": "0%"}),
+        consumers.consumer(recorded, {"handler": "callback", "on_unknown": "hold", "results": {"topic": results.name}}, name="recorded",
+                           breaker={"dead_share": "0%"}),
         consumers.consumer(swallowed, {"handler": "callback", "strategy": "transaction", "database": {"postgres": {"url": shop.url()}}},
                            name="swallows", breaker={"dead_share": "0%"})]
     semel.write_config()
     try:
         semel.start()
-        recorded.send(*[consumers.message(id) for id in ("plain", "again", "throws", "fatal", "unknown", "plain")])
+        recorded.send(*[consumers.message(id) for id in ("plain", "again", "throws", "fatal", "unknown", "answers", "plain")])
         swallowed.send(consumers.message("good"), consumers.message("bad"))
         consumers.settles(recorded)
         consumers.settles(swallowed)
         assert {letter.header("semel-message-id") for letter in recorded.letters()} == {"throws", "fatal", "unknown"}
         assert [letter.header("semel-message-id") for letter in swallowed.letters()] == ["bad"]
         assert orders_in(shop) == {"good": 1}
+        [answer] = kafka.read(results.name)
+        assert (answer.key, answer.value, answer.header("message-id")) == (b"answers", b"42", "answers")
+        assert (answer.header("content-type"), answer.header("lang")) == ("text/plain", "en")
         recorded.send(consumers.message("stop"))
         assert semel.wait_dead(30) == 0, semel.said()[-2000:]
         assert recorded.unsettled() == 0, "what ran at the end is settled"
@@ -187,7 +192,7 @@ def test_answers_of_callbacks_and_an_end_from_within(installed, shop, kafka, tmp
     said = collections.Counter(semel.out.read_text().splitlines())
     assert said == collections.Counter(
         ["plain attempt 1 token yes", "again attempt 1 token yes", "again attempt 2 token yes", "fatal attempt 1 token yes",
-         "unknown attempt 1 token yes", "stop attempt 1 token yes", "ended with 0",
+         "unknown attempt 1 token yes", "answers attempt 1 token yes", "stop attempt 1 token yes", "ended with 0",
          *[f"throws attempt {n} token yes" for n in (1, 2, 3)]])
 
 

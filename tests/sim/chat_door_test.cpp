@@ -349,6 +349,14 @@ class AiMessages : public Door {
     AiMessages() { restart(); }
 
     void restart() {
+        strategy_.reset();
+        records_ = consumer::records_on_store(*process(1).loop, world_.truth(), secret_, "truth");
+        results_.emplace(
+            *process(1).loop, consumer::ResultsOptions{.owner = {"a", {}}}, records_.get(),
+            [this](std::string id, const consumer::HandlerAnswerPtr& answer, auto done) {
+                published_.emplace_back(std::move(id), answer->body);
+                done({});
+            });
         consumer::AiOptions options;
         options.config.tenant = "shop";
         options.config.user = config::ValueSpec{config::ValueFrom::json, "/userId"};
@@ -375,11 +383,7 @@ class AiMessages : public Door {
                                           .final = said.final});
                                 });
             },
-            [this](std::string id, std::string body, auto done) {
-                published_.emplace_back(std::move(id), std::move(body));
-                done({});
-            },
-            counters_);
+            &*results_, counters_);
     }
     /// Delivers the message and waits for its verdict.
     std::string deliver(const std::string& id) {
@@ -402,6 +406,9 @@ class AiMessages : public Door {
 
     consumer::ConsumerCounters counters_;
     std::vector<std::pair<std::string, std::string>> published_;
+    base::Hmac secret_{"secret"};
+    std::unique_ptr<consumer::Records> records_;
+    std::optional<consumer::Results> results_;
     std::unique_ptr<consumer::Strategy> strategy_;
 };
 
@@ -414,8 +421,7 @@ TEST_F(AiMessages, an_intent_over_http_and_by_message_is_paid_once_and_published
     EXPECT_EQ(published_.size(), 1u);
     restart();
     EXPECT_EQ(deliver("id-1"), "duplicate");
-    ASSERT_EQ(published_.size(), 2u) << "after a restart it is not known to be there";
-    EXPECT_EQ(published_[1], published_[0]);
+    EXPECT_EQ(published_.size(), 1u) << "that it is published outlives the process";
 
     EXPECT_EQ(deliver("id-2"), "applied");
     EXPECT_EQ(http(post("id-2")).body, cached(published_.back().second));
