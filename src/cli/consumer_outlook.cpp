@@ -112,12 +112,12 @@ void look_at_broker(const ConsumerConfig& consumer, const Leaves& leaves, bool m
     outlook.retention = consumer.retention.value_or(needed);
     if (consumer.strategy == ConsumerStrategy::state || consumer.handler.kind == HandlerKind::ai)
         return;
-    const std::string kept = duration_in_words(outlook.retention);
+    const std::string kept = config::duration_word(outlook.retention);
     if (found->retention && outlook.retention < needed) {
         const std::string late =
-            "dedup.retention: " + kept + " is shorter than " + duration_in_words(needed) +
+            "dedup.retention: " + kept + " is shorter than " + config::duration_word(needed) +
             ", which is how long the broker keeps messages (" +
-            duration_in_words(*found->retention) +
+            config::duration_word(*found->retention) +
             ") and all delays and a day: what is read again after that has its "
             "effect twice";
         if (consumer.accepts(config::Accept::short_dedup)) {
@@ -263,16 +263,6 @@ base::Result<void> check_callbacks(const config::Config& config, const std::stri
     return {};
 }
 
-std::string duration_in_words(milliseconds duration) {
-    static constexpr std::pair<const char*, std::int64_t> units[] = {
-        {"d", 86'400'000}, {"h", 3'600'000}, {"m", 60'000}, {"s", 1000}};
-    for (const auto& [unit, size] : units) {
-        if (duration.count() >= size && duration.count() % size == 0)
-            return std::to_string(duration.count() / size) + unit;
-    }
-    return std::to_string(duration.count()) + "ms";
-}
-
 std::string source_in_words(const ConsumerConfig& consumer) {
     if (consumer.rabbitmq)
         return "queue " + consumer.rabbitmq->queue + " at " + consumer.rabbitmq->shown_url;
@@ -303,7 +293,7 @@ std::string runs_in_words(const config::RetryConfig& retry) {
     if (retry.delays.empty()) return out;
     out += ", the last ones after ";
     for (std::size_t i = 0; i < retry.delays.size(); ++i)
-        out += (i == 0 ? "" : ", ") + duration_in_words(retry.delays[i]);
+        out += (i == 0 ? "" : ", ") + config::duration_word(retry.delays[i]);
     if (retry.wait == config::RetryWait::broker) out += ", which pass at the broker";
     return out;
 }

@@ -28,9 +28,6 @@ base::Result<void> check_consumers(const config::Config& config, const std::stri
 base::Result<void> check_callbacks(const config::Config& config, const std::string& file,
                                    const Callbacks& callbacks);
 
-/// A duration as the configuration writes it: "7d", "90s".
-std::string duration_in_words(std::chrono::milliseconds duration);
-
 /// Where its messages come from: "kafka orders (group shop)". Without credentials.
 std::string source_in_words(const config::ConsumerConfig& consumer);
 std::string strategy_in_words(const config::ConsumerConfig& consumer);

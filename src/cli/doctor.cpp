@@ -257,8 +257,8 @@ void look_at_consumers(const config::Config& config, const std::string& file, co
         const Outlook outlook = look_at_consumer(consumer, file, leaves, false);
         if (!consumer.observe)
             add(Grade::good, runs_in_words(consumer.retry) + "; done ids stay known for " +
-                                 duration_in_words(outlook.retention) + ", dead ones for " +
-                                 duration_in_words(consumer.retention_dead));
+                                 config::duration_word(outlook.retention) + ", dead ones for " +
+                                 config::duration_word(consumer.retention_dead));
         for (const std::string& text : outlook.good) add(Grade::good, text);
         for (const std::string& text : outlook.notes) add(Grade::note, text);
         for (const std::string& text : outlook.wrong) add(Grade::bad, text);

@@ -113,7 +113,7 @@ void OneConsumer::run() {
                    {"source", source_in_words(config_)},
                    {"promise", parts->strategy->promise()},
                    {"runs", runs_in_words(config_.retry)},
-                   {"done_ids_known_for", duration_in_words(retention_)},
+                   {"done_ids_known_for", config::duration_word(retention_)},
                    {"dead_letters", parts->outlet ? parts->outlet->target().name()
                                                   : std::string("none: it stops")}});
     {

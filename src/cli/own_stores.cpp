@@ -96,8 +96,7 @@ base::Result<void> OwnStores::One::open(const Leaves& leaves, const std::string&
     vault_ = std::make_unique<engine::Vault>(secret_, &hot_);
     engine::EngineOptions options;
     options.owner.id = owner;
-    options.lease = config_.engine.lease;
-    options.acquire_patience = std::min(options.acquire_patience, options.lease / 2);
+    options.set_lease(config_.engine.lease);
     options.delivers_left_over = false;
     engine_ = std::make_unique<engine::Engine>(thread_.loop, *store_, options, hot_, *spool_,
                                                counters_, vault_.get());

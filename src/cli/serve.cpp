@@ -284,10 +284,8 @@ base::Result<void> Serving::listen() {
     if (!authorities) return authorities.error();
     engine::EngineOptions options;
     options.owner.id = owner_;
-    options.lease = config_.engine.lease;
-    options.acquire_patience =
-        std::min(options.acquire_patience, options.lease / 2);  // a grant must arrive alive
-    options.delivers_left_over = false;                         // the admin loop's engine does
+    options.set_lease(config_.engine.lease);
+    options.delivers_left_over = false;  // the admin loop's engine does
 
     if (auto heard = listen_to_peers(options); !heard) return heard.error();
     const unsigned count = config_.threads != 0 ? config_.threads : cores_allowed();

@@ -618,6 +618,12 @@ TEST(ConsumerConfig, what_does_not_go_together_is_refused_with_the_reason) {
     }
 }
 
+TEST(ConsumerConfig, a_duration_is_written_back_in_its_largest_exact_unit) {
+    EXPECT_EQ(duration_word(std::chrono::milliseconds{1500}), "1500ms");
+    EXPECT_EQ(duration_word(std::chrono::seconds{90}), "90s");
+    EXPECT_EQ(duration_word(std::chrono::hours{48}), "2d");
+}
+
 TEST(ConsumerConfig, a_declared_consumer_timeout_makes_room_for_longer_waits) {
     const Config config = accepted(consumer(
         std::string("    source: { rabbitmq: { url: \"amqp://h\", queue: q, consumer_timeout: 2h } "

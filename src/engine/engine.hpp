@@ -3,8 +3,9 @@
 // what goes into the store is sealed here and what comes out of it is opened.
 #pragma once
 
-#include <cstdint>
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -34,6 +35,12 @@ struct EngineOptions {
     milliseconds acquire_patience{2000};  ///< How long the store may take to grant; its not_after.
     milliseconds record_patience{2000};   ///< How long an answer waits for its record before the client gets it anyway.
     bool delivers_left_over = true;       ///< Delivers what an earlier process spooled; one engine of a process is enough.
+
+    /// Sets the lease, and acquire_patience so that a grant reaches its owner while its lease lives.
+    void set_lease(milliseconds of) {
+        lease = of;
+        acquire_patience = std::min(acquire_patience, of / 2);
+    }
 };
 
 /// Counted by the engine, read by telemetry. Thread-safe; one instance may be shared by all engines of a process.

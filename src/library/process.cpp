@@ -21,7 +21,6 @@ using namespace std::chrono_literals;
 
 /// The disk may hang; every store survives an end without a clean stop.
 constexpr auto upkeep_stop_patience = 5s;
-/// It serves operators and scrapers.
 
 base::Error wrong(std::string sentence) {
     return {.code = base::ErrorCode::invalid_argument, .detail = std::move(sentence)};
@@ -103,7 +102,7 @@ base::Result<void> Process::listen() {
     if (auto free = cli::can_listen(config_.admin); !free) return free;
     engine::EngineOptions options;
     options.owner.id = owner_;
-    options.lease = config_.engine.lease;
+    options.set_lease(config_.engine.lease);
     options.delivers_left_over = false;
     return admin_.open({.config = config_,
                         .secret = secret_,

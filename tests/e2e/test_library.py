@@ -166,6 +166,7 @@ def test_answers_of_callbacks_and_an_end_from_within(installed, shop, kafka, tmp
     program = built(installed, source, tmp_path / "built")
     recorded, swallowed, results = consumers.Topic(kafka, 1), consumers.Topic(kafka, 1), consumers.Topic(kafka, 1)
     semel = Program(tmp_path / "program", program, "", {})
+    semel.config.setdefault("engine", {})["lease"] = "2s"  # no longer than a store may take to grant
     semel.config["consumers"] = [
         consumers.consumer(recorded, {"handler": "callback", "on_unknown": "hold", "results": {"topic": results.name}}, name="recorded",
                            breaker={"dead_share": "0%"}),
