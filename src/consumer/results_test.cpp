@@ -48,7 +48,8 @@ struct ResultsTest : RecordedTest {
     }
     [[nodiscard]] std::vector<core::RecordPtr> all_records() const {
         std::vector<core::RecordPtr> out;
-        for (auto& [key, found] : truth->scan({}, {}, 100)->records) out.push_back(found);
+        const auto page = truth->scan({}, {}, 100);
+        for (const auto& [key, found] : page->records) out.push_back(found);
         return out;
     }
     static base::Error away() {
