@@ -3,6 +3,7 @@
 #include <boost/json.hpp>
 
 #include "base/assert.hpp"
+#include "base/percent.hpp"
 
 namespace semel::admin {
 
@@ -91,25 +92,6 @@ std::optional<std::string> reason_of(std::string_view body) {
     return std::string(reason->as_string()).substr(0, reason_max_bytes);
 }
 
-std::string decoded(std::string_view text) {
-    const auto digit = [](char c) {
-        if (c >= '0' && c <= '9') return c - '0';
-        if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-        return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-    };
-    std::string out;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        if (text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 &&
-            digit(text[i + 2]) >= 0) {
-            out += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
-            i += 2;
-        } else {
-            out += text[i];
-        }
-    }
-    return out;
-}
-
 /// `name` is one of the list.
 Reply tell(const ConsumerControls& controls, const std::string& name, ConsumerCommand command,
            std::string_view body) {
@@ -139,7 +121,7 @@ Reply answer_about_consumers(const ConsumerControls& controls, std::string_view 
     path.remove_prefix(1);
     // A name may hold slashes, written as %2F.
     const std::size_t slash = path.find('/');
-    const std::string name = decoded(path.substr(0, slash));
+    const std::string name = base::percent_decoded(path.substr(0, slash));
     const std::string_view what =
         slash == std::string_view::npos ? std::string_view{} : path.substr(slash + 1);
     const ConsumerView* found = nullptr;

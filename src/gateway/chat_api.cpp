@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/json_scan.hpp"
+#include "base/percent.hpp"
 #include "gateway/chat_parts.hpp"
 #include "gateway/chat_shape.hpp"
 #include "gateway/protected.hpp"
@@ -60,7 +61,7 @@ Task<> ChatApi::handle(http::Exchange& exchange, const Caller& caller) {
         allowed = "GET";
         if (head.method == "GET") {
             co_return co_await status(exchange, caller, std::move(user),
-                                      percent_decoded(path.substr(status_prefix.size())));
+                                      base::percent_decoded(path.substr(status_prefix.size())));
         }
     } else if (path.starts_with(sessions_prefix) && path.size() > sessions_prefix.size()) {
         std::string_view rest = path.substr(sessions_prefix.size());
@@ -69,14 +70,15 @@ Task<> ChatApi::handle(http::Exchange& exchange, const Caller& caller) {
             allowed = "GET";
             if (head.method == "GET")
                 co_return co_await messages(exchange, caller, std::move(user),
-                                            percent_decoded(rest));
+                                            base::percent_decoded(rest));
         } else {
             allowed = "GET, DELETE";
             if (head.method == "GET")
                 co_return co_await session(exchange, caller, std::move(user),
-                                           percent_decoded(rest));
+                                           base::percent_decoded(rest));
             if (head.method == "DELETE")
-                co_return co_await forget(exchange, caller, std::move(user), percent_decoded(rest));
+                co_return co_await forget(exchange, caller, std::move(user),
+                                          base::percent_decoded(rest));
         }
     }
     if (allowed.empty()) {
@@ -217,8 +219,8 @@ Task<> ChatApi::ask(http::Exchange& exchange, const Caller& caller, std::string 
                 .wait_until = question->wait_until,
                 .chat = true,
                 .as_recorded = caller.inner_route != nullptr,
-                .status_path = "/api/chat/status/" + percent_encoded(question->id) +
-                               "?sessionId=" + percent_encoded(question->session),
+                .status_path = "/api/chat/status/" + base::percent_encoded(question->id) +
+                               "?sessionId=" + base::percent_encoded(question->session),
                 .metrics_route = telemetry::Route::api_chat};
     for (;;) {
         if (core::RecordPtr record = engine_.find_hot(question->key)) {

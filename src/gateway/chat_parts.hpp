@@ -11,10 +11,6 @@
 
 namespace semel::gateway {
 
-/// RFC 3986. A '%' that no two hexadecimal digits follow stays as it is.
-std::string percent_decoded(std::string_view text);
-/// All but the unreserved characters of RFC 3986.
-std::string percent_encoded(std::string_view text);
 /// The first value of a query's parameter, decoded; nullopt: it has none.
 std::optional<std::string> query_value(std::string_view query, std::string_view name);
 /// A decimal number of 1 to 18 digits; nullopt: it is none.
