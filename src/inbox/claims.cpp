@@ -278,6 +278,7 @@ sql::Statement Claims::insertion() const {
 }
 
 sql::Statement Claims::reading() const {
+    const bool mysql = tables_.dialect == Dialect::mysql;
     std::vector<std::string_view> keys;
     for (const Unique& one : unique_) {
         if (one.pending) keys.push_back(one.key.view());
@@ -287,10 +288,19 @@ sql::Statement Claims::reading() const {
     sql.text("SELECT key_hash, status, nonce, fingerprint, version, CASE WHEN expire_at <= ");
     sql.text(clock).text(" AND status NOT IN (0, 4) THEN 1 ELSE 0 END, CASE WHEN status = 2 AND");
     sql.text(" expire_at IS NULL AND (lease_until IS NULL OR lease_until <= ").text(clock);
-    sql.text(") THEN 1 ELSE 0 END").text(from_keys(tables_));
+    sql.text(") THEN 1 ELSE 0 END");
+    if (!mysql) {
+        // One text for any number of keys: it is prepared.
+        ByteArray all;
+        for (const std::string_view key : keys) all.add(key);
+        sql.text(" FROM " + tables_.dedup + " WHERE key_hash = ANY(");
+        sql.byte_array(all.finish()).text(")");
+        return sql.finish();
+    }
+    sql.text(from_keys(tables_));
     add_key_list(sql, keys);
     // Under REPEATABLE READ a plain read would not see what others have committed.
-    sql.text(tables_.dialect == Dialect::mysql ? ") LOCK IN SHARE MODE" : ")");
+    sql.text(") LOCK IN SHARE MODE");
     return sql.finish();
 }
 

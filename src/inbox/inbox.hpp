@@ -276,8 +276,9 @@ class TransactionalInbox {
     /// whose answer is missing is found out.
     RunReport run(std::shared_ptr<Executor>& connection, const Batch& batch,
                   std::span<const std::vector<Effect>> effects, const Connect& connect = {}) const;
-    /// The same with a callback for each message, each inside a savepoint of its own. `batchable`
-    /// false: each in its own transaction.
+    /// The same with a callback for each message, each inside a savepoint of its own, which goes
+    /// with its first statement. `batchable` false: each in its own transaction; its COMMIT takes
+    /// the next one's begin, fence and claim along.
     RunReport run(std::shared_ptr<Executor>& connection, const Batch& batch, const Callback& effect,
                   const Connect& connect = {}, bool batchable = true) const;
 

@@ -11,6 +11,7 @@
 
 #include "base/fault_point.hpp"
 #include "inbox/claims.hpp"
+#include "inbox/guarded.hpp"
 #include "inbox/inbox.hpp"
 #include "inbox/steps.hpp"
 #include "inbox/words.hpp"
@@ -30,34 +31,6 @@ constexpr unsigned group_tries_max = 2;
 constexpr milliseconds pause_min{2};
 constexpr milliseconds pause_max{100};
 constexpr unsigned reconnects_max = 3;
-
-/// Hands statements on to the transaction's connection, except those that would end or nest it.
-class Guarded final : public Executor {
-  public:
-    explicit Guarded(Executor& inner) : inner_(inner) {}
-    [[nodiscard]] sql::Dialect dialect() const override { return inner_.dialect(); }
-    [[nodiscard]] bool in_transaction() const override { return inner_.in_transaction(); }
-    using Executor::run;
-    Tried<std::vector<ResultRows>> run(std::span<const Statement> statements,
-                                       std::size_t* failed) override {
-        if (failed != nullptr) *failed = 0;
-        // MySQL has rolled it all back after a deadlock: what came now would stand alone.
-        if (!inner_.in_transaction())
-            return refused("inbox: the transaction is over, roll back and do it all again");
-        for (std::size_t i = 0; i < statements.size(); ++i) {
-            if (!controls_transaction(statements[i].text, inner_.dialect())) continue;
-            if (failed != nullptr) *failed = i;
-            return refused(
-                "inbox: an effect must not begin or end a transaction, nor use savepoints named "
-                "semel: " +
-                first_word(statements[i].text));
-        }
-        return inner_.run(statements, failed);
-    }
-
-  private:
-    Executor& inner_;
-};
 
 /// Messages that go into one transaction, and what is known of earlier tries.
 struct Part {
@@ -98,7 +71,13 @@ class Runner {
             singly(all);
         else if (!all.empty())
             parts_.push_back({.messages = std::move(all)});
-        while (!parts_.empty() && !over_) {
+        while ((begun_ || !parts_.empty()) && !over_) {
+            if (begun_) {
+                Begun begun = std::move(*begun_);
+                begun_.reset();
+                claim(std::move(begun));
+                continue;
+            }
             Part part = std::move(parts_.front());
             parts_.pop_front();
             hold_back(part);
@@ -181,37 +160,57 @@ class Runner {
         }
     }
 
-    void attempt(Part part) {
+    /// A transaction whose first trip is sent, or about to be.
+    struct Begun {
+        Part part;
+        Claims claims;
+        std::size_t fence = 0;      ///< Of its statement in the trip.
+        std::size_t claims_at = 0;  ///< The first of those of `claims`.
+        std::vector<ResultRows> results = {};
+    };
+    /// Adds the statements of the first trip: BEGIN, the fence, the claims.
+    Begun begin(Part part, std::vector<Statement>& trip) {
         ++report_.transactions;
         attempted_at_ = std::chrono::steady_clock::now();
+        std::vector<const Message*> messages;
+        for (const std::size_t i : part.messages) messages.push_back(&message(i));
+        Begun begun{.part = std::move(part), .claims = {tables_, options_, messages, id_}};
+        add(trip, beginning(tables_.dialect, options_.lock_wait, options_.idle_limit));
+        begun.fence = trip.size();
+        if (batch_.fence) trip.push_back(fencing(tables_, options_.scope, batch_.fence->partition));
+        begun.claims_at = trip.size();
+        add(trip, begun.claims.next());
+        base::fault_point("inbox.claim.before");
+        return begun;
+    }
+
+    void attempt(Part part) {
         if (connection_->in_transaction()) {
+            ++report_.transactions;
             return end({.outcome = Outcome::undecided,
                         .reason = "the connection is inside a transaction"});
         }
-        std::vector<const Message*> messages;
-        for (const std::size_t i : part.messages) messages.push_back(&message(i));
-        Claims claims(tables_, options_, messages, id_);
-
-        std::vector<Statement> trip =
-            beginning(tables_.dialect, options_.lock_wait, options_.idle_limit);
-        const std::size_t begun = trip.size();
-        if (batch_.fence) trip.push_back(fencing(tables_, options_.scope, batch_.fence->partition));
-        const std::size_t fenced = trip.size();
-        std::vector<Statement> claiming = claims.next();
-        std::move(claiming.begin(), claiming.end(), std::back_inserter(trip));
-        base::fault_point("inbox.claim.before");
+        std::vector<Statement> trip;
+        Begun begun = begin(std::move(part), trip);
         auto answer = exchange(trip);
         if (auto* problem = std::get_if<Problem>(&answer))
-            return troubled(std::move(part), std::move(*problem), false);
-        const std::span<const ResultRows> results = std::get<0>(answer);
+            return troubled(std::move(begun.part), std::move(*problem), false);
+        begun.results = std::move(std::get<0>(answer));
+        claim(std::move(begun));
+    }
+
+    void claim(Begun begun) {
+        const std::span<const ResultRows> results = begun.results;
+        Part& part = begun.part;
         base::fault_point("inbox.claim.after");
-        if (batch_.fence && epoch_of(results[begun]) != batch_.fence->epoch) {
+        if (batch_.fence && epoch_of(results[begun.fence]) != batch_.fence->epoch) {
+            const std::string now = std::to_string(epoch_of(results[begun.fence]));
             roll_back(*connection_);
-            return fenced_off(part, "the partition's epoch is " +
-                                        std::to_string(epoch_of(results[begun])) + " and not " +
+            return fenced_off(part, "the partition's epoch is " + now + " and not " +
                                         std::to_string(batch_.fence->epoch));
         }
-        claims.absorb(results.subspan(fenced));
+        Claims& claims = begun.claims;
+        claims.absorb(results.subspan(begun.claims_at));
         for (auto more = claims.next(); !more.empty(); more = claims.next()) {
             auto found = exchange(more);
             if (auto* problem = std::get_if<Problem>(&found))
@@ -321,10 +320,9 @@ class Runner {
 
     void call_back(Part part, const Claims& claims, std::vector<Claim> claimed) {
         const bool alone = part.messages.size() == 1;
-        Guarded guarded(*connection_);
+        Guarded guarded(*connection_, !alone);
         std::vector<std::size_t>
             again;  // failed beside others, or held by such a one: each in a transaction of its own
-        bool inside = false;
         for (std::size_t n = 0; n < part.messages.size(); ++n) {
             const std::size_t i = part.messages[n];
             if (claimed[n].kind != Claim::Kind::fresh) {
@@ -335,21 +333,9 @@ class Runner {
             const bool waits = std::any_of(again.begin(), again.end(), [&](std::size_t before) {
                 return same_lane(before, i);
             });
+            guarded.next();
             EffectOutcome outcome = NotYet{};
             if (!waits) {
-                if (!alone) {
-                    std::vector<Statement> savepoint;
-                    if (inside)
-                        savepoint.push_back(
-                            {.text = "RELEASE SAVEPOINT " + std::string(savepoint_name),
-                             .parameters = {}});
-                    savepoint.push_back(
-                        {.text = "SAVEPOINT " + std::string(savepoint_name), .parameters = {}});
-                    auto answer = exchange(savepoint);
-                    if (auto* problem = std::get_if<Problem>(&answer))
-                        return troubled(std::move(part), std::move(*problem), false);
-                    inside = true;
-                }
                 outcome = call(guarded, message(i));
                 if (!connection_->in_transaction())
                     return transaction_gone(std::move(part), n, std::move(outcome));
@@ -357,21 +343,14 @@ class Runner {
                     problem != nullptr && problem->trouble != Trouble::refused)
                     return troubled(std::move(part), std::move(*problem), false);
                 if (std::holds_alternative<Did>(outcome)) {
-                    // A statement that failed unnoticed has aborted PostgreSQL's transaction, whose
-                    // COMMIT would then be a silent ROLLBACK: any statement tells.
-                    const Statement probe{
-                        .text = inside ? "RELEASE SAVEPOINT " + std::string(savepoint_name)
-                                       : std::string("SELECT 1"),
-                        .parameters = {}};
-                    auto answer = exchange({&probe, 1});
-                    inside = false;
-                    auto* problem = std::get_if<Problem>(&answer);
-                    if (problem == nullptr) continue;
-                    if (problem->trouble != Trouble::refused)
-                        return troubled(std::move(part), std::move(*problem), false);
-                    inside = !alone;
+                    if (!connection_->aborted()) continue;
+                    // A statement failed unnoticed. PostgreSQL's COMMIT would be a silent ROLLBACK.
+                    const std::optional<Problem>& why = guarded.problem();
+                    if (why && why->trouble == Trouble::contended)
+                        return troubled(std::move(part), *why, false);
                     outcome =
-                        Failed{.reason = "a statement of it failed: " + problem->error.detail};
+                        Failed{.reason = "a statement of it failed: " +
+                                         (why ? why->error.detail : "its transaction is aborted")};
                 }
             }
             if (alone || claimed[n].retry) {
@@ -379,14 +358,7 @@ class Runner {
                 return failed(std::move(part), n, result_of(outcome));
             }
             // Undone to before it, and its claim taken back: the others go on.
-            std::vector<Statement> undo;
-            if (inside) {
-                undo.push_back({.text = "ROLLBACK TO SAVEPOINT " + std::string(savepoint_name),
-                                .parameters = {}});
-                undo.push_back(
-                    {.text = "RELEASE SAVEPOINT " + std::string(savepoint_name), .parameters = {}});
-                inside = false;
-            }
+            std::vector<Statement> undo = guarded.undo();
             const base::Digest key = claims.key(n);
             undo.push_back(unclaiming(tables_, {&key, 1}, id_));
             auto answer = exchange(undo);
@@ -416,6 +388,7 @@ class Runner {
             if (!position_moved(part, claimed, std::get<0>(answer), *target)) return;
         }
         base::fault_point("inbox.commit.before");
+        if (alone && !target && next_goes_along()) return commit_and_begin(part, claimed);
         auto answer = exchange(committing(tables_.dialect));
         if (auto* problem = std::get_if<Problem>(&answer)) {
             singly(rest.messages);
@@ -424,6 +397,34 @@ class Runner {
         base::fault_point("inbox.commit.after");
         singly(rest.messages);
         committed(part, claimed, target);
+    }
+
+    /// Whether the next message's transaction can begin in the trip that commits this one's.
+    bool next_goes_along() {
+        while (!parts_.empty()) {
+            hold_back(parts_.front());
+            if (!parts_.front().messages.empty()) break;
+            parts_.pop_front();
+        }
+        return !parts_.empty() && parts_.front().messages.size() == 1;
+    }
+    void commit_and_begin(Part& part, const std::vector<Claim>& claimed) {
+        std::vector<Statement> trip = committing(tables_.dialect);
+        const std::size_t commit = trip.size() - 1;
+        Begun next = begin(parts_.front(), trip);
+        std::size_t at = 0;
+        auto answer = exchange(trip, &at);
+        auto* problem = std::get_if<Problem>(&answer);
+        if (problem != nullptr && at <= commit) {
+            --report_.transactions;  // it will begin
+            return troubled(std::move(part), std::move(*problem), true);
+        }
+        base::fault_point("inbox.commit.after");
+        parts_.pop_front();
+        committed(part, claimed, {});
+        if (problem != nullptr) return troubled(std::move(next.part), std::move(*problem), false);
+        next.results = std::move(std::get<0>(answer));
+        begun_.emplace(std::move(next));
     }
 
     EffectOutcome call(Guarded& guarded, const Message& one) const {
@@ -652,8 +653,9 @@ class Runner {
     const Tables tables_;
     const ClaimId id_;
     std::optional<std::int64_t>
-        position_;            ///< With ordering by partition: after what is committed.
-    std::deque<Part> parts_;  ///< Still to do, in the batch's order.
+        position_;                ///< With ordering by partition: after what is committed.
+    std::deque<Part> parts_;      ///< Still to do, in the batch's order.
+    std::optional<Begun> begun_;  ///< Sent along with the COMMIT of the one before.
     std::unordered_set<std::string> blocked_;
     bool lane_all_blocked_ = false;
     std::vector<bool> decided_;

@@ -56,6 +56,8 @@ class Executor {
     }
     /// Whether the connection is inside a transaction (also a failed one).
     [[nodiscard]] virtual bool in_transaction() const = 0;
+    /// Whether it is inside one that a failure has aborted (PostgreSQL): all but ROLLBACK fails there, and COMMIT rolls back.
+    [[nodiscard]] virtual bool aborted() const = 0;
 };
 
 }  // namespace semel::sql

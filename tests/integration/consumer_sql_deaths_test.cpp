@@ -6,6 +6,7 @@
 #include "inbox/flights.hpp"
 #include "inbox/schema.hpp"
 #include "integration/consumer_sql_harness.hpp"
+#include "integration/watched_trips.hpp"
 
 namespace semel::consumer {
 namespace {
@@ -170,6 +171,32 @@ TEST_P(ConsumerDeaths, a_statement_of_the_configuration_names_nothing) {
     auto one = message(of_, 0, "m0", R"({"id":"m0"})");
     EXPECT_NE(as<Applied>(running->run(*one)), nullptr);
     EXPECT_EQ(named(), 0);
+}
+
+TEST_P(ConsumerDeaths, a_batch_is_named_by_one_write_and_each_message_is_one_transaction) {
+    support::Trips trips;
+    auto running = std::make_unique<Running>();
+    running->take(make_transaction(
+        running->loop(), options(),
+        [&]() -> sql::Tried<std::shared_ptr<sql::Executor>> {
+            return std::shared_ptr<sql::Executor>(
+                std::make_shared<support::WatchedTrips>(database_.connect(), trips));
+        },
+        TransactionCallback{.effect = leave}, running->counters()));
+    ASSERT_TRUE(std::holds_alternative<BeginAt>(running->strategy().assigned(of_)));
+    trips.clear();
+    std::vector<std::unique_ptr<Message>> messages;
+    std::vector<Message*> all;
+    for (int i = 0; i < 20; ++i) {
+        messages.push_back(message(of_, i, "m" + std::to_string(i), "{}"));
+        all.push_back(messages.back().get());
+    }
+    for (const Verdict& one : running->run(all)) EXPECT_NE(as<Applied>(one), nullptr);
+    const inbox::Tables tables(GetParam(), {});
+    EXPECT_EQ(trips.statements("INSERT INTO " + tables.flights), 1U);
+    EXPECT_EQ(trips.statements("DELETE FROM " + tables.flights), 0U) << "the next one replaces it";
+    EXPECT_EQ(trips.statements("COMMIT"), 20U);
+    EXPECT_EQ(trips.size(), 1U + 1U + 2U * 20U);
 }
 
 TEST_P(ConsumerDeaths, of_a_queue_what_is_delivered_again_is_looked_for) {

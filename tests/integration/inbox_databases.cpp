@@ -60,7 +60,10 @@ std::shared_ptr<Executor> connect(const Address& address, Native& native) {
         if (PQstatus(own->connection) != CONNECTION_OK)
             throw std::runtime_error(PQerrorMessage(own->connection));
         native.postgres = own->connection;
-        own->executor = stores::postgres::executor_on(own->connection);
+        own->executor =
+            stores::postgres::executor_on(own->connection, stores::postgres::executor_deadline,
+                                          address.pooled ? stores::postgres::Prepare::never
+                                                         : stores::postgres::Prepare::repeated);
         return {own, own->executor.get()};
     }
     auto own = std::make_shared<OwnMysqlConnection>();
@@ -101,6 +104,7 @@ Address InboxDatabase::pooled() const {
     const std::size_t colon = url.rfind(':');
     Address address = address_;
     address.port = static_cast<std::uint16_t>(std::stoi(url.substr(colon + 1)));
+    address.pooled = true;
     return address;
 }
 

@@ -25,6 +25,7 @@ struct Address {
     Dialect dialect = Dialect::postgres;
     std::uint16_t port = 0;
     std::string database;
+    bool pooled = false;  ///< Nothing may be left prepared.
 };
 
 /// A connection of a user of the inbox, with the executor on it. Throws if it cannot be made.

@@ -14,6 +14,7 @@
 
 #include "inbox/schema.hpp"
 #include "integration/inbox_databases.hpp"
+#include "integration/watched_trips.hpp"
 
 namespace semel::inbox {
 namespace {
@@ -473,6 +474,86 @@ TEST_P(Inbox, a_failing_callback_is_undone_alone_and_tried_once_more_by_itself) 
     EXPECT_EQ(count(report), (Counts{{"applied", 6 - unnoticed}, {"failed", 2 + unnoticed}}));
     EXPECT_EQ(effects(), 6 - unnoticed);
     EXPECT_EQ(claimed(), 6 - unnoticed);
+}
+
+TEST_P(Inbox, callbacks_that_share_a_transaction_take_a_trip_each_and_others_two) {
+    const TransactionalInbox inbox = this->inbox();
+    support::Trips trips;
+    std::shared_ptr<Executor> connection =
+        std::make_shared<support::WatchedTrips>(connect(), trips);
+    const inbox::Callback callback = [&](Executor& executor, const Message& one) -> EffectOutcome {
+        must(executor.run(leave(one.id).statement));
+        return Did{};
+    };
+    const RunReport together = inbox.run(
+        connection, {.fence = {}, .messages = messages("m", 10), .expected_offset = {}}, callback);
+    EXPECT_EQ(count(together), (Counts{{"applied", 10}}));
+    EXPECT_EQ(trips.size(), 12U) << "BEGIN with the claims, COMMIT, and each callback's own";
+    EXPECT_EQ(trips.statements("COMMIT"), 1U);
+    EXPECT_EQ(trips.statements("SAVEPOINT"), 10U);
+    trips.clear();
+    const RunReport singly =
+        inbox.run(connection, {.fence = {}, .messages = messages("s", 10), .expected_offset = {}},
+                  callback, {}, false);
+    EXPECT_EQ(count(singly), (Counts{{"applied", 10}}));
+    EXPECT_EQ(singly.transactions, 10U);
+    EXPECT_EQ(trips.size(), 21U) << "a COMMIT takes the next message's BEGIN along";
+    EXPECT_EQ(trips.statements("COMMIT"), 10U);
+    EXPECT_EQ(trips.statements("SAVEPOINT"), 0U);
+    EXPECT_EQ(effects(), 20);
+    EXPECT_EQ(claimed(), 20);
+}
+
+TEST_P(Inbox, of_callbacks_in_transactions_of_their_own_only_the_one_that_fails_is_undone) {
+    const TransactionalInbox inbox = this->inbox();
+    if (postgres()) {
+        database_.query("CREATE TABLE late (a int UNIQUE DEFERRABLE INITIALLY DEFERRED)");
+        database_.query("INSERT INTO late VALUES (2)");
+    }
+    must(inbox.claim(*connect(), messages("m4", 1), new_claim_id()));  // "m40" is done already
+    auto all = messages("m", 8);
+    all[4].id = "m40";
+    auto connection = connect();
+    const RunReport report = inbox.run(
+        connection, {.fence = {}, .messages = all, .expected_offset = {}},
+        [&](Executor& executor, const Message& one) -> EffectOutcome {
+            must(executor.run(leave(one.id).statement));
+            // Speaks in the trip that carries the next one's BEGIN.
+            if (one.id == "m2" && postgres()) execute(executor, "INSERT INTO late VALUES (2)");
+            if (one.id == "m2" && !postgres()) return Failed{"no"};
+            if (one.id == "m6") return NotYet{"no"};
+            return Did{};
+        },
+        {}, false);
+    EXPECT_EQ(count(report),
+              (Counts{{"applied", 5}, {"duplicate", 1}, {"failed", 1}, {"not_yet", 1}}));
+    EXPECT_EQ(report.results[2].outcome, Outcome::failed);
+    EXPECT_EQ(report.results[4].outcome, Outcome::duplicate);
+    EXPECT_EQ(report.results[6].outcome, Outcome::not_yet);
+    EXPECT_EQ(effects(), 5);
+    EXPECT_EQ(claimed(), 6);
+}
+
+TEST_P(Inbox, a_lost_answer_to_a_commit_and_the_next_begin_is_found_out) {
+    const TransactionalInbox inbox = this->inbox();
+    support::Trips trips;
+    auto watched = std::make_shared<support::WatchedTrips>(connect(), trips);
+    std::shared_ptr<Executor> connection = watched;
+    int calls = 0;
+    const RunReport report = inbox.run(
+        connection, {.fence = {}, .messages = messages("m", 5), .expected_offset = {}},
+        [&](Executor& executor, const Message& one) -> EffectOutcome {
+            ++calls;
+            must(executor.run(leave(one.id).statement));
+            if (one.id == "m2") watched->lose_next_commit_on_the_way();
+            return Did{};
+        },
+        [&]() -> Tried<std::shared_ptr<Executor>> { return connect(); }, false);
+    EXPECT_EQ(count(report), (Counts{{"applied", 5}}));
+    EXPECT_EQ(report.reconnects, 1U);
+    EXPECT_EQ(calls, 5) << "m2 was committed, and m3 had not begun to run";
+    EXPECT_EQ(effects(), 5);
+    EXPECT_EQ(claimed(), 5);
 }
 
 TEST_P(Inbox, a_callback_that_ends_the_transaction_behind_the_inboxs_back_loses_no_other_message) {

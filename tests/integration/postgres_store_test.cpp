@@ -620,5 +620,109 @@ TEST_F(PostgresStore, a_unique_violation_poisons_the_callers_transaction_only_up
     EXPECT_EQ(client.query("SELECT 5").one(), "5");  // the connection is the caller's as before
 }
 
+TEST_F(PostgresStore, statements_that_come_again_are_prepared_and_prepared_anew_when_they_must_be) {
+    PostgresClient client(server().url());
+    server().ask("CREATE SCHEMA " + schema);
+    const auto executor =
+        stores::postgres::executor_on(client.connection(), stores::postgres::executor_deadline,
+                                      stores::postgres::Prepare::repeated);
+    const auto run = [&](const std::string& text, std::vector<sql::Parameter> parameters = {}) {
+        return executor->run(sql::Statement{text, std::move(parameters)});
+    };
+    const auto prepared = [&] {
+        return std::stoi(client.query("SELECT count(*) FROM pg_prepared_statements").one());
+    };
+    const std::string things = schema + ".things";
+    ASSERT_EQ(run("CREATE TABLE " + things + " (i bigint PRIMARY KEY, b bytea)").index(), 0U);
+    const std::string insert = "INSERT INTO " + things + " VALUES ($1, $2)";
+    ASSERT_EQ(run(insert, {std::int64_t{1}, std::monostate{}}).index(), 0U);
+    EXPECT_EQ(prepared(), 0) << "what comes once is not";
+    ASSERT_EQ(run(insert, {std::int64_t{2}, std::monostate{}}).index(), 0U);
+    ASSERT_EQ(run(insert, {std::int64_t{3}, std::monostate{}}).index(), 0U);
+    EXPECT_EQ(prepared(), 1);
+    for (const std::int64_t i : {4, 5, 6})
+        ASSERT_EQ(run(insert, {i, sql::Bytes{std::string("\0\1", 2)}}).index(), 0U);
+    EXPECT_EQ(prepared(), 2) << "with other types it is another one";
+    // Several of one text in one trip; the second fails, and the transaction with it.
+    const std::string once = "INSERT INTO " + things + " (i) VALUES ($1)";
+    std::size_t failed = 99;
+    std::vector<sql::Statement> work{{"BEGIN", {}},
+                                     {once, {std::int64_t{7}}},
+                                     {once, {std::int64_t{1}}},
+                                     {once, {std::int64_t{8}}},
+                                     {"COMMIT", {}}};
+    ASSERT_EQ(executor->run(work, &failed).index(), 1U);
+    EXPECT_EQ(failed, 2U);
+    EXPECT_TRUE(executor->aborted());
+    ASSERT_EQ(run("ROLLBACK").index(), 0U);
+    EXPECT_FALSE(executor->aborted());
+    work[2].parameters[0] = std::int64_t{9};
+    ASSERT_EQ(executor->run(work, &failed).index(), 0U);
+    ASSERT_EQ(executor->run({.text = once, .parameters = {std::int64_t{10}}}).index(), 0U);
+    EXPECT_EQ(server().ask("SELECT count(*) FROM " + things), "10");
+    // They are gone, and its table is another: once more, and it passes.
+    client.query("DEALLOCATE ALL");
+    auto gone = run(insert, {std::int64_t{11}, std::monostate{}});
+    ASSERT_EQ(gone.index(), 1U);
+    EXPECT_EQ(std::get<1>(gone).trouble, sql::Trouble::contended);
+    for (const std::int64_t i : {11, 12, 13})
+        EXPECT_EQ(run(insert, {i, std::monostate{}}).index(), 0U);
+    const std::string all = "SELECT * FROM " + things + " WHERE i = 1";
+    for (int i = 0; i < 2; ++i) ASSERT_EQ(run(all).index(), 0U);
+    server().ask("ALTER TABLE " + things + " ADD COLUMN more text");
+    auto altered = run(all);
+    ASSERT_EQ(altered.index(), 1U);
+    EXPECT_EQ(std::get<1>(altered).trouble, sql::Trouble::contended);
+    for (int i = 0; i < 3; ++i) {
+        auto found = run(all);
+        ASSERT_EQ(found.index(), 0U);
+        EXPECT_EQ(std::get<0>(found).rows[0].size(), 3U);
+    }
+    // There is an end of names.
+    for (int i = 0; i < 300; ++i) {
+        for (int twice = 0; twice < 2; ++twice)
+            ASSERT_EQ(run("SELECT " + std::to_string(i)).index(), 0U);
+    }
+    EXPECT_GE(prepared(), 100);
+    EXPECT_LE(prepared(), 160) << "what a reset has left included";
+}
+
+TEST_F(PostgresStore, a_transaction_may_begin_in_the_trip_that_ends_another) {
+    PostgresClient client(server().url());
+    server().ask("CREATE SCHEMA " + schema);
+    const auto executor = stores::postgres::executor_on(client.connection());
+    const std::string things = schema + ".things";
+    const auto insert = [&](int i) {
+        return sql::Statement{"INSERT INTO " + things + " VALUES (" + std::to_string(i) + ")", {}};
+    };
+    ASSERT_EQ(
+        executor
+            ->run(sql::Statement{
+                "CREATE TABLE " + things + " (i bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)", {}})
+            .index(),
+        0U);
+    std::vector<sql::Statement> work{
+        {"BEGIN", {}}, insert(1), {"COMMIT", {}}, {"BEGIN", {}}, insert(2)};
+    std::size_t failed = 99;
+    ASSERT_EQ(executor->run(work, &failed).index(), 0U);
+    EXPECT_TRUE(executor->in_transaction());
+    EXPECT_EQ(server().ask("SELECT count(*) FROM " + things), "1");
+    // What is wrong behind the COMMIT undoes nothing before it.
+    work = {{"COMMIT", {}}, {"BEGIN", {}}, {"SELECT 1/0", {}}};
+    ASSERT_EQ(executor->run(work, &failed).index(), 1U);
+    EXPECT_EQ(failed, 2U);
+    EXPECT_TRUE(executor->aborted());
+    EXPECT_EQ(server().ask("SELECT count(*) FROM " + things), "2");
+    // A COMMIT that fails keeps the next from beginning.
+    work = {{"ROLLBACK", {}}, {"BEGIN", {}}, insert(2), {"COMMIT", {}}, {"BEGIN", {}}, insert(3)};
+    ASSERT_EQ(executor->run(work, &failed).index(), 1U);
+    EXPECT_EQ(failed, 3U);
+    EXPECT_FALSE(executor->in_transaction());
+    // A statement outside of any stays one of its own.
+    work = {insert(4), {"BEGIN", {}}, {"ROLLBACK", {}}};
+    ASSERT_EQ(executor->run(work, &failed).index(), 0U);
+    EXPECT_EQ(server().ask("SELECT string_agg(i::text, ' ' ORDER BY i) FROM " + things), "1 2 4");
+}
+
 }  // namespace
 }  // namespace semel::integration

@@ -55,6 +55,7 @@ class Link::Watched final : public Executor {
 
     [[nodiscard]] sql::Dialect dialect() const override { return inner_->dialect(); }
     [[nodiscard]] bool in_transaction() const override { return inner_->in_transaction(); }
+    [[nodiscard]] bool aborted() const override { return inner_->aborted(); }
     using Executor::run;
     Tried<std::vector<ResultRows>> run(std::span<const Statement> statements,
                                        std::size_t* failed) override {

@@ -99,6 +99,7 @@ class MysqlExecutor final : public sql::Executor {
     [[nodiscard]] bool in_transaction() const override {
         return (mysql_->server_status & SERVER_STATUS_IN_TRANS) != 0;
     }
+    [[nodiscard]] bool aborted() const override { return false; }
 
     Tried<std::vector<ResultRows>> run(std::span<const Statement> statements,
                                        std::size_t* failed) override {

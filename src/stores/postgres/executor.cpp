@@ -2,8 +2,12 @@
 
 #include <libpq-fe.h>
 
+#include <algorithm>
 #include <cctype>
+#include <optional>
 #include <string_view>
+#include <unordered_map>
+#include <vector>
 
 #include "stores/postgres/wire.hpp"
 
@@ -138,15 +142,93 @@ std::optional<Problem> convert(const Statement& statement, std::vector<Parameter
     return {};
 }
 
+/// The texts that a connection has seen, and which of them the server knows by a name.
+class Prepared {
+  public:
+    /// Names the command if its statement came before. `values`: its parameters.
+    void name(Command& command, std::span<const Parameter> values) {
+        if (resets_ > resets_max) return;
+        // The types that are said are part of a prepared statement.
+        key_ = command.sql;
+        // The way out of a transaction is to work whatever has become of the others.
+        if (key_.size() > text_max || key_ == "COMMIT" || key_ == "ROLLBACK") return;
+        key_.push_back('\0');
+        for (const Parameter& one : values) key_ += one.type == oid_bytea ? 'b' : '-';
+        auto found = known_.find(key_);
+        if (found == known_.end()) {
+            if (known_.size() >= seen_max)
+                std::erase_if(known_, [](const auto& one) { return one.second.name.empty(); });
+            known_.emplace(key_, Known{});
+            return;
+        }
+        Known& known = found->second;
+        if (known.name.empty()) {
+            if (names_ >= statements_prepared_max) return;
+            known.name = "semel_" + std::to_string(resets_) + "_" + std::to_string(names_++);
+        }
+        command.name = known.name;
+        command.prepare = !known.there;
+        if (!command.prepare) return;
+        known.there = true;
+        under_way_.push_back(&known);
+    }
+    /// How an exchange of commands that were named here has ended.
+    void ended(std::span<const Command> commands, const Failed* failed) {
+        if (failed != nullptr) {
+            std::size_t n = 0;
+            for (std::size_t i = 0; i < commands.size(); ++i) {
+                if (!commands[i].prepare) continue;
+                under_way_[n++]->there =
+                    i < failed->index || (i == failed->index && failed->prepared);
+            }
+        }
+        under_way_.clear();
+    }
+    /// Nothing is known of what the server has.
+    void reset() {
+        known_.clear();
+        under_way_.clear();
+        names_ = 0;
+        ++resets_;
+    }
+
+  private:
+    struct Known {
+        std::string name;    ///< Empty: seen once.
+        bool there = false;  ///< Prepared, or about to be by what is sent before.
+    };
+    static constexpr std::size_t seen_max = 4 * statements_prepared_max;
+    static constexpr std::size_t text_max = 4096;  ///< Longer ones are not remembered.
+    /// Somebody takes them away all the time: then nothing is prepared any more.
+    static constexpr unsigned resets_max = 3;
+
+    std::unordered_map<std::string, Known> known_;
+    std::vector<Known*> under_way_;
+    std::size_t names_ = 0;
+    unsigned resets_ = 0;
+    std::string key_;
+};
+
+/// The server's word that a prepared statement is of no use: it is not there, another has its name,
+/// its tables were altered.
+bool must_prepare_anew(std::string_view sqlstate) {
+    return sqlstate == "26000" || sqlstate == "42P05" || sqlstate == "0A000";
+}
+
 class PostgresExecutor final : public sql::Executor {
   public:
-    PostgresExecutor(PGconn* connection, std::chrono::milliseconds deadline)
-        : connection_(connection), deadline_(deadline) {}
+    PostgresExecutor(PGconn* connection, std::chrono::milliseconds deadline, Prepare prepare)
+        : connection_(connection), deadline_(deadline) {
+        if (prepare == Prepare::repeated) prepared_.emplace();
+    }
 
     [[nodiscard]] sql::Dialect dialect() const override { return sql::Dialect::postgres; }
     [[nodiscard]] bool in_transaction() const override {
         const PGTransactionStatusType status = PQtransactionStatus(connection_);
         return status == PQTRANS_INTRANS || status == PQTRANS_INERROR;
+    }
+    [[nodiscard]] bool aborted() const override {
+        return PQtransactionStatus(connection_) == PQTRANS_INERROR;
     }
 
     Tried<std::vector<ResultRows>> run(std::span<const Statement> statements,
@@ -175,24 +257,38 @@ class PostgresExecutor final : public sql::Executor {
         out.reserve(statements.size());
         bool open = in_transaction();
         for (std::size_t first = 0; first < statements.size();) {
-            // Up to the end of a transaction in one round trip. Outside of one each is its own:
-            // together they would be an implicit transaction, and a failure would undo those before
-            // it.
+            // Up to the end of a transaction in one round trip, and on where another begins
+            // directly behind it. Outside of one each is its own: together they would be an
+            // implicit transaction, and a failure would undo those before it.
             std::size_t last = first;
-            bool commits = false;
+            bool commits = false, over = false;
             do {
                 const std::string_view text = statements[last].text;
+                over = open && ends(text);
                 if (!open)
                     open = begins(text);
-                else if (ends(text))
+                else if (over)
                     open = false, commits = true;
                 ++last;
-            } while (open && last < statements.size());
-            const auto group = std::span<const Command>(commands).subspan(first, last - first);
+            } while (last < statements.size() && (open || (over && begins(statements[last].text))));
+            const auto group = std::span(commands).subspan(first, last - first);
+            if (prepared_) {
+                for (Command& one : group) prepared_->name(one, one.parameters);
+            }
             auto answer = exchange(connection_, group,
                                    commits ? Commits::earlier : Commits::at_the_end, deadline);
-            if (auto* problem = std::get_if<Failed>(&answer))
+            auto* problem = std::get_if<Failed>(&answer);
+            if (prepared_) prepared_->ended(group, problem);
+            if (problem != nullptr) {
+                const bool named = problem->index < group.size() &&
+                                   !group[problem->index].name.empty() &&
+                                   must_prepare_anew(problem->sqlstate);
+                if (named) {
+                    prepared_->reset();
+                    problem->problem.trouble = Trouble::contended;
+                }
                 return fail(first + problem->index, std::move(problem->problem));
+            }
             for (const Rows& rows : std::get<0>(answer)) out.push_back(converted(rows));
             first = last;
         }
@@ -202,13 +298,14 @@ class PostgresExecutor final : public sql::Executor {
   private:
     PGconn* connection_;
     const std::chrono::milliseconds deadline_;
+    std::optional<Prepared> prepared_;
 };
 
 }  // namespace
 
-std::unique_ptr<sql::Executor> executor_on(pg_conn* connection,
-                                           std::chrono::milliseconds deadline) {
-    return std::make_unique<PostgresExecutor>(connection, deadline);
+std::unique_ptr<sql::Executor> executor_on(pg_conn* connection, std::chrono::milliseconds deadline,
+                                           Prepare prepare) {
+    return std::make_unique<PostgresExecutor>(connection, deadline, prepare);
 }
 
 }  // namespace semel::stores::postgres

@@ -47,7 +47,8 @@ base::Result<std::shared_ptr<sql::Executor>> open(const Target& target, bool poo
                                      message_of(own->connection) + "): try again"};
     }
     PQsetNoticeProcessor(own->connection, [](void*, const char*) {}, nullptr);
-    own->executor = executor_on(own->connection, deadline);
+    own->executor =
+        executor_on(own->connection, deadline, pooled ? Prepare::never : Prepare::repeated);
     // A pooler would hand the setting on to somebody else.
     if (!pooled) {
         auto set = own->executor->run(
