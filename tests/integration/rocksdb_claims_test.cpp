@@ -1,6 +1,6 @@
 // The embedded store with batches of messages: their claims lie together in one entry, their ends
-// in the index. Whatever is killed, purged or listed in between, the store says of each record what
-// the transition table says.
+// in another until many go to the index. Whatever is killed, purged or listed in between, the store
+// says of each record what the transition table says.
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
 
@@ -13,6 +13,7 @@
 #include "core/record_codec.hpp"
 #include "core/transition.hpp"
 #include "integration/store_work.hpp"
+#include "stores/rocksdb/ends.hpp"
 #include "stores/rocksdb/layout.hpp"
 #include "stores/rocksdb/rocksdb_store.hpp"
 #include "support/manual_clock.hpp"
@@ -265,6 +266,87 @@ TEST_F(RocksDbClaims,
     EXPECT_EQ(version, std::to_string(stores::rocksdb_layout_version));
     complete(claim(10, 30), 10, 30);
     EXPECT_EQ(listed({}, 100).size(), 22U);
+}
+
+TEST_F(RocksDbClaims, more_ends_than_one_lot_are_found_on_their_way_to_the_index_and_after_it) {
+    open(current = place / "data");
+    // One lot is taken over as a file, another has begun.
+    constexpr std::uint64_t count = stores::Ends::lot_max + 5000, size = 512;
+    const auto check = [&](std::uint64_t until, const char* when) {
+        for (std::uint64_t n = 0; n < until; n += 97) {
+            const RecordPtr record = get(n);
+            ASSERT_NE(record, nullptr) << n << when;
+            ASSERT_EQ(record->status, Status::completed) << n << when;
+        }
+    };
+    for (std::uint64_t n = 0; n < count; n += size) {
+        const std::uint64_t to = std::min(n + size, count);
+        complete(claim(n, to), n, to);
+        if (n % (64 * size) == 0) check(to, "");
+    }
+    check(count, " in the end");
+    EXPECT_EQ(listed({}, 50'000).size(), count);
+    EXPECT_EQ(kill().undecided, 0U);
+    check(count, " after a kill");
+    EXPECT_EQ(listed({}, 50'000).size(), count);
+    store.reset();
+    open(current);
+    check(count, " after a stop");
+    clock.advance(kept + 1s);
+    EXPECT_EQ(store->purge(2 * count).value(), count);
+    EXPECT_TRUE(listed({}, 100).empty());
+    kill();
+    EXPECT_TRUE(listed({}, 100).empty());
+    EXPECT_EQ(get(0), nullptr);
+}
+
+TEST_F(RocksDbClaims, what_expired_and_ran_again_is_not_overwritten_by_its_end_on_the_way) {
+    open(current = place / "data");
+    constexpr std::uint64_t count = stores::Ends::lot_max, size = 512;
+    for (std::uint64_t n = 0; n < count; n += size) complete(claim(n, n + size), n, n + size);
+    // The lot sets out with the next turn of the writer, if it has not yet.
+    const std::uint64_t first = get(7)->token.value;
+    clock.advance(kept + 1s);
+    const auto again = claim(0, 100);
+    complete(again, 0, 50);
+    const auto check = [&](const char* when) {
+        for (std::uint64_t n = 0; n < 100; ++n) {
+            const RecordPtr record = get(n);
+            ASSERT_NE(record, nullptr) << n << when;
+            ASSERT_EQ(record->token, again.at(n)) << n << when;
+            ASSERT_EQ(record->status, n < 50 ? Status::completed : Status::processing) << n << when;
+        }
+    };
+    ASSERT_LT(first, again.at(7).value);
+    check("");
+    // What comes next and what is purged changes nothing of it.
+    for (std::uint64_t n = count; n < count + 4 * size; n += size)
+        complete(claim(n, n + size), n, n + size);
+    EXPECT_EQ(store->purge(2 * count).value(), count - 100);
+    check(" after a purge");
+    EXPECT_EQ(kill().undecided, 50U);
+    check(" after a kill");
+}
+
+TEST_F(RocksDbClaims, ends_that_cannot_be_taken_over_as_a_file_are_put_into_the_index) {
+    open(current = place / "data");
+    // Nobody can write a file of that name.
+    fs::create_directories(current / stores::layout::sorted_file / "in the way");
+    constexpr std::uint64_t count = stores::Ends::lot_max + 2048, size = 512;
+    for (std::uint64_t n = 0; n < count; n += size) complete(claim(n, n + size), n, n + size);
+    EXPECT_EQ(listed({}, 50'000).size(), count);
+    kill();
+    EXPECT_EQ(listed({}, 50'000).size(), count);
+    for (std::uint64_t n = 0; n < count; n += 97) ASSERT_EQ(get(n)->status, Status::completed) << n;
+}
+
+TEST_F(RocksDbClaims, a_file_of_ends_that_a_kill_left_is_gone_after_the_next_opening) {
+    open(current = place / "data");
+    complete(claim(0, 20), 0, 20);
+    std::ofstream(current / stores::layout::sorted_file) << "half of it";
+    kill();
+    EXPECT_FALSE(fs::exists(current / stores::layout::sorted_file));
+    EXPECT_EQ(listed({}, 100).size(), 20U);
 }
 
 /// What the store is held against: the transition table on a map.

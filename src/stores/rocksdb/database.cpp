@@ -5,6 +5,7 @@
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
+#include <rocksdb/sst_file_writer.h>
 #include <rocksdb/table.h>
 #include <sys/statvfs.h>
 
@@ -35,6 +36,7 @@ namespace {
 constexpr std::size_t index_memtable_bytes = 4U << 20;  // small: a large skip list costs more than its flushes
 constexpr std::size_t answers_memtable_bytes = 8U << 20;
 constexpr std::size_t other_memtable_bytes = 4U << 20;
+constexpr std::size_t ends_memtable_bytes = 16U << 20;  // most of it is removed again before it is full
 constexpr std::size_t meta_memtable_bytes = 256U << 10;
 /// Also what bounds the time of a recovery. A family that is written rarely would else keep old logs alive.
 constexpr std::uint64_t log_max_bytes = 48U << 20;
@@ -108,30 +110,42 @@ rocksdb::DBOptions database_options(const DatabaseOptions& options, rocksdb::WAL
     return o;
 }
 
-std::vector<rocksdb::ColumnFamilyDescriptor> families(const DatabaseOptions& options) {
+rocksdb::BlockBasedTableOptions table_options(const DatabaseOptions& options) {
     rocksdb::BlockBasedTableOptions table;
     table.block_cache = options.cache;
     table.cache_index_and_filter_blocks = true;
     table.cache_index_and_filter_blocks_with_high_priority = true;
     table.pin_l0_filter_and_index_blocks_in_cache = false;
     table.format_version = 5;
+    return table;
+}
 
+rocksdb::ColumnFamilyOptions family_options() {
     rocksdb::ColumnFamilyOptions base;
     base.compression = rocksdb::kNoCompression;
     base.max_write_buffer_number = 4;
     base.level_compaction_dynamic_level_bytes = false;
+    return base;
+}
 
-    rocksdb::ColumnFamilyOptions index = base;
+rocksdb::ColumnFamilyOptions index_options(const DatabaseOptions& options) {
+    rocksdb::ColumnFamilyOptions index = family_options();
     index.write_buffer_size = index_memtable_bytes;
     index.target_file_size_base = 8U << 20;
     index.max_bytes_for_level_base = 32U << 20;
     // An id that was never seen is the common case: filters answer it without a search or a read.
     index.memtable_whole_key_filtering = true;
     index.memtable_prefix_bloom_size_ratio = 0.1;
-    rocksdb::BlockBasedTableOptions index_table = table;
+    rocksdb::BlockBasedTableOptions index_table = table_options(options);
     index_table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
     index_table.data_block_index_type = rocksdb::BlockBasedTableOptions::kDataBlockBinaryAndHash;
     index.table_factory.reset(rocksdb::NewBlockBasedTableFactory(index_table));
+    return index;
+}
+
+std::vector<rocksdb::ColumnFamilyDescriptor> families(const DatabaseOptions& options) {
+    const rocksdb::BlockBasedTableOptions table = table_options(options);
+    const rocksdb::ColumnFamilyOptions base = family_options();
 
     rocksdb::ColumnFamilyOptions answers = base;
     answers.write_buffer_size = answers_memtable_bytes;
@@ -155,13 +169,18 @@ std::vector<rocksdb::ColumnFamilyDescriptor> families(const DatabaseOptions& opt
     expiries.write_buffer_size = other_memtable_bytes;
     expiries.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
 
+    rocksdb::ColumnFamilyOptions ends = base;
+    ends.write_buffer_size = ends_memtable_bytes;
+    ends.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+
     return {{layout::meta_family, meta},
-            {layout::index_family, index},
+            {layout::index_family, index_options(options)},
             {layout::answers_family, answers},
             {layout::chunks_family, others},
             {layout::conversations_family, others},
             {layout::claims_family, claims},
-            {layout::expiries_family, expiries}};
+            {layout::expiries_family, expiries},
+            {layout::ends_family, ends}};
 }
 
 /// RocksDB says what a recovery left out only in its log: `<file>: dropping 123 bytes; <why>`.
@@ -235,6 +254,7 @@ base::Result<std::unique_ptr<Database>> open_once(const DatabaseOptions& options
     database->conversations = handles[4];
     database->claims = handles[5];
     database->expiries = handles[6];
+    database->ends = handles[7];
     read_drops(said, *database);
     return database;
 }
@@ -283,6 +303,23 @@ rocksdb::Status forget_old_values(Database& database) {
     // RocksDB removes files at its leisure, but those that are not needed any more now when deletions are allowed again.
     status = database.db->DisableFileDeletions();
     return status.ok() ? database.db->EnableFileDeletions(true) : status;
+}
+
+rocksdb::Status write_sorted(const DatabaseOptions& options, const std::string& file, const std::vector<layout::IndexEntry>& entries) {
+    rocksdb::SstFileWriter writer(rocksdb::EnvOptions(), rocksdb::Options(rocksdb::DBOptions(), index_options(options)));
+    rocksdb::Status status = writer.Open(file);
+    for (const layout::IndexEntry& entry : entries) {
+        if (!status.ok()) return status;
+        status = writer.Put({entry.key.data(), entry.key.size()}, {entry.value.data(), entry.value.size()});
+    }
+    return status.ok() ? writer.Finish() : status;
+}
+
+rocksdb::Status take_over(Database& database, const std::string& file) {
+    rocksdb::IngestExternalFileOptions options;
+    options.move_files = true;
+    options.write_global_seqno = false;
+    return database.db->IngestExternalFile(database.index, {file}, options);
 }
 
 base::Error to_error(const rocksdb::Status& status, const std::string& path, const std::string& what) {

@@ -10,9 +10,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.hpp"
+#include "stores/rocksdb/layout.hpp"
 
 namespace semel::stores {
 
@@ -37,7 +39,7 @@ struct Database {
     Database& operator=(const Database&) = delete;
     ~Database();
     [[nodiscard]] std::vector<rocksdb::ColumnFamilyHandle*> families() const {
-        return {meta, index, answers, chunks, conversations, claims, expiries};
+        return {meta, index, answers, chunks, conversations, claims, expiries, ends};
     }
 
     std::unique_ptr<rocksdb::DB> db;
@@ -48,6 +50,7 @@ struct Database {
     rocksdb::ColumnFamilyHandle* conversations = nullptr;
     rocksdb::ColumnFamilyHandle* claims = nullptr;
     rocksdb::ColumnFamilyHandle* expiries = nullptr;
+    rocksdb::ColumnFamilyHandle* ends = nullptr;
     /// A flush or compaction failed: no write will succeed until the database is opened again.
     std::shared_ptr<std::atomic<bool>> background_failed;
     std::uint64_t log_bytes_dropped = 0;  ///< By the recovery of this opening.
@@ -62,6 +65,11 @@ base::Result<std::unique_ptr<Database>> open_database(const DatabaseOptions& opt
 /// Removes what was overwritten in `meta` from the database's files: from its tables, and from the log by writing out every
 /// family. Takes as long as that; no snapshot may be held.
 rocksdb::Status forget_old_values(Database& database);
+
+/// Writes `entries`, whose keys ascend, as a file that take_over() can make part of the index, and syncs it. Any thread.
+rocksdb::Status write_sorted(const DatabaseOptions& options, const std::string& file, const std::vector<layout::IndexEntry>& entries);
+/// Makes the file part of the index, over everything that this holds of its keys. Durable when it returns; the file is gone then.
+rocksdb::Status take_over(Database& database, const std::string& file);
 
 /// Says what failed in Semel's words. `what` is the sentence's beginning.
 base::Error to_error(const rocksdb::Status& status, const std::string& path, const std::string& what);

@@ -63,9 +63,9 @@ Result<StoreOutcome> RocksDbStore::step_on_record(const StoredKey& key, Op& oper
                 const bool granted = transition.record->status == Status::processing &&
                                      (!*found || (*found)->token != transition.record->token);
                 Changed& changed = changed_[key];
-                const Place place = put_record(key, *transition.record, granted);
-                changed.claimed = place == Place::claims;
-                changed.indexed = place == Place::index;
+                if (*found && !resident(**found)) changed.decided_before = true;
+                changed.end_at = ended_.size();
+                changed.place = put_record(key, *transition.record, granted);
                 changed.record = std::move(transition.record);
             }
             item_depends_ = true;
@@ -201,6 +201,9 @@ Result<RecordPtr> RocksDbStore::find(const StoredKey& key, bool& dirty) {
     }
     if (const Resident* one = resident_.find(key)) return one->record;
     if (RecordPtr hot = hot_.find(key)) return hot;
+    if (!ends_.empty()) {
+        if (const auto end = ends_.find(key)) return decoded(end->substr(1));
+    }
     if (!database_) return unreadable();
     counters_.disk_lookups.fetch_add(1, std::memory_order_relaxed);
     rocksdb::PinnableSlice value;
@@ -257,8 +260,12 @@ RocksDbStore::Place RocksDbStore::put_record(const StoredKey& key, const Record&
         value_.assign(1, layout::index_holds_decided);
         encode_record(record, true, value_);
         if (value_.size() <= index_record_max_bytes) {
-            batch_.Put(database_->index, slice(key.view()), value_);
             keys_expiring(record.expires) += key.view();
+            if (ends_together_ && record.status == Status::completed) {
+                layout::put_claim(ended_, key, value_);
+                return Place::ends;
+            }
+            batch_.Put(database_->index, slice(key.view()), value_);
             return Place::index;
         }
     }

@@ -71,6 +71,8 @@ void put_claim(std::string& into, const core::StoredKey& key, std::string_view r
     into += record;
 }
 
+std::size_t claim_size(const char* claim) { return get_u32(std::string_view(claim, claim_head_bytes).substr(claim_head_bytes - 4)); }
+
 std::optional<Claim> take_claim(std::string_view& bytes) {
     constexpr std::size_t key_bytes = sizeof(core::StoredKey::bytes);
     if (bytes.size() < key_bytes + 4) return std::nullopt;

@@ -13,6 +13,7 @@ namespace semel::stores::layout {
 inline constexpr const char* index_family = "index";
 inline constexpr const char* answers_family = "answers";
 inline constexpr const char* claims_family = "claims";
+inline constexpr const char* ends_family = "ends";
 inline constexpr const char* expiries_family = "expiries";
 inline constexpr const char* chunks_family = "chunks";
 inline constexpr const char* conversations_family = "conversations";
@@ -21,6 +22,8 @@ inline constexpr const char* meta_family = "default";
 /// Beside RocksDB's files, so that a directory of a newer version is recognised before anything in it is touched.
 inline constexpr const char* version_file = "SEMEL_LAYOUT";
 inline constexpr const char* new_version_file = "SEMEL_LAYOUT.new";  ///< While it is written.
+/// Ends of messages in the order of their keys, before RocksDB takes the file over.
+inline constexpr const char* sorted_file = "SEMEL_ENDS.sst";
 
 // ---- index: StoredKey -> the record itself while it is undecided, else where it lies.
 
@@ -40,6 +43,9 @@ std::optional<AnswerKey> decode_answer_key(std::string_view bytes);
 inline constexpr char index_holds_record = 'U';
 inline constexpr char index_holds_decided = 'R';  ///< The record of a decided message follows; `expiries` says when it goes.
 inline constexpr char index_points = 'D';
+struct IndexEntry {
+    std::string_view key, value;
+};
 // A value in `answers`: the StoredKey, then the record's encoding with its body.
 
 // ---- expiries: AnswerKey -> StoredKeys one behind the other, of decided records that the index holds.
@@ -53,8 +59,14 @@ struct Claim {
     core::StoredKey key;
     std::string_view record;
 };
+inline constexpr std::size_t claim_head_bytes = sizeof(core::StoredKey::bytes) + 4;
+/// Of the record of a claim that begins at `claim`.
+std::size_t claim_size(const char* claim);
 /// Takes the first claim from `bytes`; empty if they are damaged.
 std::optional<Claim> take_claim(std::string_view& bytes);
+
+// ---- ends: number -> ends of messages of one group of the writer, in the form of claims; in place of the record what the index
+// is to hold. Each stands for as long as the index holds nothing of its key that is newer.
 
 // ---- chunks: StoredKey, token, n -> bytes
 /// The `n` under which a purged record leaves word how long its chunks stay: a slow reader may still be fetching them.

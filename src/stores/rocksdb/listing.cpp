@@ -72,15 +72,25 @@ Result<ScanPage> RocksDbStore::scan_resident(const ScanFilter& filter, const std
 Result<ScanPage> RocksDbStore::scan_all(const ScanFilter& filter, const std::string& cursor, std::size_t limit) {
     ScanPage page{.records = {}, .next = {}, .at = now()};
     std::vector<std::size_t> live;  // positions of undecided records: memory knows them better than the disk
-    // Before the index is looked at: what leaves `claims` meanwhile is found in both, not in neither.
-    using Claims = std::vector<std::pair<StoredKey, RecordPtr>>;
-    auto claims = on_writer<Claims>([&]() -> Result<Claims> {
-        return first_resident(cursor, limit + 1, [&](const Resident& one) {
+    // Before the index is looked at: what leaves `claims` or `ends` meanwhile is found in both, not in neither.
+    using Outside = std::vector<std::pair<StoredKey, RecordPtr>>;
+    auto outside = on_writer<Outside>([&]() -> Result<Outside> {
+        Outside found = first_resident(cursor, limit + 1, [&](const Resident& one) {
             return one.claims != 0 && matches(filter, *one.record, page.at);
         });
+        const std::size_t claims = found.size();
+        for (const layout::IndexEntry& end : ends_.behind(cursor)) {
+            auto record = decoded(end.value.substr(1));
+            if (!record) return record.error();
+            if (!matches(filter, **record, page.at)) continue;
+            found.emplace_back(*layout::stored_key(end.key), std::move(*record));
+            if (found.size() > claims + limit) break;
+        }
+        std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+        return found;
     });
-    if (!claims) return claims.error();
-    auto claim = claims->begin();
+    if (!outside) return outside.error();
+    auto other = outside->begin();
     /// False: the page is full, and there is more.
     const auto add = [&](const StoredKey& key, RecordPtr record) {
         if (page.records.size() == limit) {
@@ -107,19 +117,21 @@ Result<ScanPage> RocksDbStore::scan_all(const ScanFilter& filter, const std::str
             if (!key) return corrupt("a key of the index has the wrong length");
             auto record = read_indexed(options, *key, view(it->value()));
             if (!record) return record.error();
-            while (room && claim != claims->end() && claim->first < *key) {
-                room = add(claim->first, claim->second);
-                ++claim;
+            while (room && other != outside->end() && other->first < *key) {
+                room = add(other->first, other->second);
+                ++other;
             }
             if (!room) break;
-            if (claim != claims->end() && claim->first == *key) {
-                // The index may hold what was before the claim.
-                if (claim->second->token > (*record)->token) *record = claim->second;
-                ++claim;
+            if (other != outside->end() && other->first == *key) {
+                // The index may hold what was before the claim or the end; what has the token of a claim came of it.
+                const bool newer = other->second->token > (*record)->token ||
+                                   (!resident(*other->second) && other->second->token == (*record)->token);
+                if (newer) *record = other->second;
+                ++other;
             }
             if (matches(filter, **record, page.at)) room = add(*key, *record);
         }
-        for (; room && claim != claims->end(); ++claim) room = add(claim->first, claim->second);
+        for (; room && other != outside->end(); ++other) room = add(other->first, other->second);
         if (!it->status().ok()) return to_error(it->status(), path_, "cannot list records");
     }
     if (live.empty()) return page;
@@ -127,6 +139,10 @@ Result<ScanPage> RocksDbStore::scan_all(const ScanFilter& filter, const std::str
         for (const std::size_t i : live) {
             if (const Resident* one = resident_.find(page.records[i].first)) {
                 page.records[i].second = without_body(one->record);
+            } else if (const auto end = ends_.find(page.records[i].first)) {
+                auto record = decoded(end->substr(1));
+                if (!record) return record.error();
+                page.records[i].second = std::move(*record);
             }
         }
         return true;

@@ -50,6 +50,7 @@ Result<void> RocksDbStore::load(RocksDbReport* report) {
     ReadOptions options;
     options.fill_cache = false;
     options.readahead_size = 2U << 20;
+    if (auto ends = load_ends(); !ends) return ends;
     KeyTable<Resident> found;
     const StoreTime at = clock_->now();
     const auto take = [&](const StoredKey& key, Record record) {
@@ -83,6 +84,7 @@ Result<void> RocksDbStore::load(RocksDbReport* report) {
     }
     resident_ = std::move(found);
     claim_groups_.clear();
+    ends_.clear();
 
     const std::unique_ptr<rocksdb::Iterator> chunk(database_->db->NewIterator(options, database_->chunks));
     chunk->SeekToFirst();
@@ -95,6 +97,42 @@ Result<void> RocksDbStore::load(RocksDbReport* report) {
         }
     }
     return {};
+}
+
+Result<void> RocksDbStore::load_ends() {
+    constexpr std::size_t write_max_bytes = 4U << 20;
+    rocksdb::WriteBatch moved;
+    const auto write = [&]() -> Result<void> {
+        if (moved.Count() == 0) return {};
+        const rocksdb::Status status = database_->db->Write(synced(), &moved);
+        moved.Clear();
+        if (!status.ok()) return to_error(status, path_, "cannot write to the store");
+        return {};
+    };
+    const std::unique_ptr<rocksdb::Iterator> it(database_->db->NewIterator({}, database_->ends));
+    for (it->SeekToFirst(); it->Valid(); it->Next()) {
+        for (std::string_view bytes = view(it->value()); !bytes.empty();) {
+            const auto end = layout::take_claim(bytes);
+            if (!end || end->record.empty()) return corrupt("an entry of the ends cannot be read");
+            auto record = decode_record(end->record.substr(1));
+            if (!record) return record.error();
+            auto index = read(database_->index, end->key.view());
+            if (!index) return index.error();
+            if (*index) {
+                auto newer = read_indexed({}, end->key, **index);
+                if (!newer) return newer.error();
+                // What lies under the token of an end is the end, or what was before it.
+                if ((*newer)->token > record->token) continue;
+                if ((*newer)->token == record->token && !resident(**newer)) continue;
+            }
+            moved.Put(database_->index, slice(end->key.view()), slice(end->record));
+        }
+        moved.Delete(database_->ends, it->key());
+        if (moved.GetDataSize() < write_max_bytes) continue;
+        if (auto written = write(); !written) return written;
+    }
+    if (!it->status().ok()) return to_error(it->status(), path_, "cannot read the ends");
+    return write();
 }
 
 template <class Take>

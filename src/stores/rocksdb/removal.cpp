@@ -194,6 +194,14 @@ Result<std::size_t> RocksDbStore::remove_records(const std::vector<Candidate>& c
 
 Result<std::size_t> RocksDbStore::remove_expired(const std::vector<Expired>& entries) {
     if (!database_) return unreadable();
+    // Those of them that `ends` still holds would come back.
+    const auto on_its_way = [&](const StoredKey& key) { return ends_.find(key).has_value(); };
+    const bool some = std::any_of(entries.begin(), entries.end(), [&](const Expired& entry) {
+        return std::any_of(entry.keys.begin(), entry.keys.end(), on_its_way);
+    });
+    if (some || ends_.superseded()) {
+        if (auto moved = all_ends_to_index(); !moved) return moved.error();
+    }
     std::vector<StoredKey> removed;
     for (const Expired& entry : entries) {
         for (const StoredKey& key : entry.keys) {

@@ -32,6 +32,7 @@ Result<void> RocksDbStore::open(bool accept_clock, RocksDbReport& report) {
     auto opened = open_database(database_options_, false);
     if (!opened) return opened.error();
     database_ = std::move(*opened);
+    drop_sorted();
     if (auto read = start_clock(accept_clock, report); !read) return read;
     if (auto loaded = load(&report); !loaded) return loaded;
     report.log_bytes_dropped = database_->log_bytes_dropped;
@@ -113,6 +114,7 @@ bool RocksDbStore::write_here(Job& job) {
         const std::lock_guard lock(mutex_);
         if (stopping_ || !queue_.empty() || !writing.try_lock()) return false;
     }
+    if (ends_.full()) return false;  // they are to be moved, which takes longer
     std::uint64_t stopped = 0;
     const bool known = !broken_ && database_ &&
                        database_->db->GetIntProperty(rocksdb::DB::Properties::kIsWriteStopped, &stopped);

@@ -62,6 +62,6 @@ base::Result<std::unique_ptr<core::Store>> open_rocksdb_store(const RocksDbOptio
 
 /// The layout this version writes and the newest it reads. An older directory is read as it is, and is of this layout from its
 /// first opening on: older versions refuse it then.
-inline constexpr unsigned rocksdb_layout_version = 2;
+inline constexpr unsigned rocksdb_layout_version = 3;
 
 }  // namespace semel::stores

@@ -1,5 +1,5 @@
-// The inside of the embedded store, in six files: rocksdb_store.cpp (its callers' side, and its directory), writer.cpp (takes what
-// was submitted, decides in memory, writes one batch, syncs once, answers all), items.cpp (one operation of a batch), listing.cpp,
+// The inside of the embedded store, in seven files: rocksdb_store.cpp (its callers' side, and its directory), writer.cpp (takes what
+// was submitted, decides in memory, writes one batch, syncs once, answers all), items.cpp (one operation of a batch), ends.cpp (ends of messages on their way to the index), listing.cpp,
 // removal.cpp (what has expired) and loading.cpp (what an earlier process left).
 #pragma once
 
@@ -24,6 +24,7 @@
 #include "core/transition.hpp"
 #include "stores/rocksdb/claim_groups.hpp"
 #include "stores/rocksdb/database.hpp"
+#include "stores/rocksdb/ends.hpp"
 #include "stores/rocksdb/hot_answers.hpp"
 #include "stores/rocksdb/key_table.hpp"
 #include "stores/rocksdb/layout.hpp"
@@ -91,14 +92,15 @@ class RocksDbStore final : public Store {
         RecordPtr record;
         std::uint64_t claims = 0;  ///< The entry of `claims` that its claim lies in; 0: it is in the index.
     };
+    /// Where a record was written last: all of it to the index, among the group's claims or ends, or to the answers.
+    enum class Place : std::uint8_t { index, claims, ends, answers };
     /// A record as the group leaves it.
     struct Changed {
         RecordPtr record;
-        bool claimed = false;  ///< Written among the group's claims, and nothing since.
-        bool indexed = false;  ///< The index holds all of it.
+        Place place = Place::index;
+        bool decided_before = false;  ///< A decided record was there.
+        std::size_t end_at = 0;       ///< Where its end begins among the group's.
     };
-    /// Where a record was written.
-    enum class Place : std::uint8_t { index, claims, answers };
     struct ItemAt {
         std::size_t job;
         std::size_t item;
@@ -165,8 +167,9 @@ class RocksDbStore final : public Store {
     /// Leaves word that nothing is missing, and the exact time.
     void close();
     void apply_all(std::vector<Job>& jobs);
-    static std::size_t acquires_of(const std::vector<Job>& jobs);
-    [[nodiscard]] std::size_t group_bytes() const { return batch_.GetDataSize() + claims_.size(); }
+    template <class Op>
+    static std::size_t count_of(const std::vector<Job>& jobs);
+    [[nodiscard]] std::size_t group_bytes() const { return batch_.GetDataSize() + claims_.size() + ended_.size(); }
 
     void begin_group();
 
@@ -174,10 +177,10 @@ class RocksDbStore final : public Store {
     bool commit();
 
     /// Completes batch_ by what the group's items share.
-    void put_group(std::uint64_t claims);
+    void put_group(std::uint64_t claims, std::uint64_t ends);
 
     /// What was written becomes the state in memory.
-    void settle_group(std::uint64_t claims);
+    void settle_group(std::uint64_t claims, std::uint64_t ends);
 
     /// Into batch_: the open claims of an entry of `claims` go to the index, and the entry goes.
     void fold(std::uint64_t number);
@@ -188,6 +191,9 @@ class RocksDbStore final : public Store {
     /// Hands batch_ to RocksDB.
     Result<void> write();
 
+    /// Entries of `claims` and `ends` that nothing depends on any more.
+    void remove_over(rocksdb::WriteBatch& into) const;
+
     /// For steps between two groups: batch_ holds what they want written.
     Result<bool> write_own();
     void write_own_logged();
@@ -195,6 +201,19 @@ class RocksDbStore final : public Store {
 
     /// Reserves the time from `at` on: after a crash the clock starts behind everything that was granted.
     void put_clock(rocksdb::WriteBatch& into, StoreTime at);
+
+    // ------------------------------------------------------------ ends on their way to the index, between two groups
+
+    /// Sends a lot on its way if there are many, and takes over one that is sorted.
+    void move_ends();
+    void sort_ends();
+    /// Waits until the lot is sorted. If it cannot be taken over it is put into the index like anything else.
+    void take_sorted();
+    void put_ends();
+    /// Nobody writes the sorted file any more, and it is gone.
+    void drop_sorted();
+    /// Afterwards the index holds everything.
+    Result<void> all_ends_to_index();
 
     // ------------------------------------------------------------ failing and coming back
 
@@ -215,6 +234,9 @@ class RocksDbStore final : public Store {
     /// Brings the undecided records into memory. Again after a recovery: then leases of records that are what memory knew
     /// go on, and those of others are over.
     Result<void> load(RocksDbReport* report);
+
+    /// Ends for which the index has nothing newer are written to it, so that no entry of `ends` is left.
+    Result<void> load_ends();
 
     /// Claims for which the index has nothing newer. They are written to it, so that no entry of `claims` is left.
     template <class Take>
@@ -332,6 +354,9 @@ class RocksDbStore final : public Store {
     std::vector<Job> own_job_;
     KeyTable<Resident> resident_;  ///< All undecided records.
     ClaimGroups claim_groups_;
+    Ends ends_;
+    std::future<rocksdb::Status> sorting_;  ///< Valid: the moving lot is being sorted into a file.
+    std::chrono::steady_clock::time_point ends_again_at_;
     HotAnswers hot_;
     std::map<std::string, std::string> values_;
     std::uint64_t next_number_ = 0;
@@ -349,8 +374,10 @@ class RocksDbStore final : public Store {
     std::string value_;
     KeyTable<Changed> changed_;
     bool claims_together_ = false;
+    bool ends_together_ = false;
     std::string claims_;                                       ///< The value of the entry.
     std::vector<StoredKey> claimed_;                           ///< Its keys, in order.
+    std::string ended_;                                        ///< Ends, the value of an entry too.
     std::vector<std::pair<StoreTime, std::string>> expiring_;  ///< Decided messages' keys by expiry.
     std::vector<std::uint64_t> folded_;
     std::unordered_set<StoredKey, base::DigestHash> dirty_chunks_;

@@ -13,8 +13,9 @@ namespace {
 /// A write batch is closed at either of these; the next one takes what is left.
 constexpr std::size_t write_batch_max_items = 1024;
 constexpr std::size_t write_batch_max_bytes = 4U << 20;
-/// With so many acquires at hand their claims are written together, as one entry of `claims`.
-constexpr std::size_t claims_together_min = 8;
+/// With so many acquires at hand their claims are written together, as one entry of `claims`; with so many messages' ends these
+/// as one entry of `ends`.
+constexpr std::size_t together_min = 8;
 /// Of entries that still hold an open claim, and how many; then the oldest one's open claims are written to the index.
 constexpr std::size_t claims_max_bytes = 8U << 20;
 constexpr std::size_t claims_max_groups = 1024;
@@ -71,14 +72,18 @@ void RocksDbStore::tick() {
         // A failure is noted; the next claim is told of it.
         write_own_logged();
     }
+    move_ends();
 }
 
 void RocksDbStore::close() {
-    if (broken_ || !database_ || free_bytes(path_) < disk_floor_bytes) return;
+    if (broken_ || !database_ || free_bytes(path_) < disk_floor_bytes) return drop_sorted();
+    begin_group();
+    // Else the next opening does it.
+    static_cast<void>(all_ends_to_index());
+    drop_sorted();
+    if (broken_) return;
     rocksdb::WriteBatch closing;
-    for (const std::uint64_t number : claim_groups_.over()) {
-        closing.Delete(database_->claims, layout::claims_key(number));
-    }
+    remove_over(closing);
     std::string time;
     layout::put_u64(time, static_cast<std::uint64_t>(clock_->now().us));
     closing.Put(database_->meta, slice(layout::clock_key), time);
@@ -89,7 +94,8 @@ void RocksDbStore::close() {
 
 void RocksDbStore::apply_all(std::vector<Job>& jobs) {
     jobs_ = &jobs;
-    claims_together_ = acquires_of(jobs) >= claims_together_min;
+    claims_together_ = count_of<core::Acquire>(jobs) >= together_min;
+    ends_together_ = count_of<core::Complete>(jobs) >= together_min;
     for (std::size_t j = 0; j < jobs.size(); ++j) {
         Job& job = jobs[j];
         if (job.run) {
@@ -111,11 +117,12 @@ void RocksDbStore::apply_all(std::vector<Job>& jobs) {
     jobs_ = nullptr;
 }
 
-std::size_t RocksDbStore::acquires_of(const std::vector<Job>& jobs) {
+template <class Op>
+std::size_t RocksDbStore::count_of(const std::vector<Job>& jobs) {
     std::size_t count = 0;
     for (const Job& job : jobs) {
         count += static_cast<std::size_t>(std::count_if(job.items.begin(), job.items.end(), [](const Item& item) {
-            return std::holds_alternative<core::Acquire>(item.operation);
+            return std::holds_alternative<Op>(item.operation);
         }));
     }
     return count;
@@ -126,6 +133,7 @@ void RocksDbStore::begin_group() {
     changed_.clear();
     claims_.clear();
     claimed_.clear();
+    ended_.clear();
     expiring_.clear();
     folded_.clear();
     dirty_chunks_.clear();
@@ -138,14 +146,15 @@ void RocksDbStore::begin_group() {
 
 bool RocksDbStore::commit() {
     bool written = true;
-    if (batch_.Count() > 0 || !claims_.empty()) {
+    if (batch_.Count() > 0 || !claims_.empty() || !ended_.empty()) {
         base::fault_point("store.write.before");
         const std::uint64_t claims = claims_.empty() ? 0 : next_number_++;
-        put_group(claims);
+        const std::uint64_t ends = ended_.empty() ? 0 : next_number_++;
+        put_group(claims, ends);
         const Result<void> result = write();
         written = result.has_value();
         if (written) {
-            settle_group(claims);
+            settle_group(claims, ends);
         } else {
             for (const ItemAt& at : tentative_) (*jobs_)[at.job].results[at.item] = result.error();
         }
@@ -160,8 +169,9 @@ bool RocksDbStore::commit() {
     return written;
 }
 
-void RocksDbStore::put_group(std::uint64_t claims) {
+void RocksDbStore::put_group(std::uint64_t claims, std::uint64_t ends) {
     if (claims != 0) batch_.Put(database_->claims, layout::claims_key(claims), claims_);
+    if (ends != 0) batch_.Put(database_->ends, layout::claims_key(ends), ended_);
     for (const auto& [expires, keys] : expiring_) {
         batch_.Put(database_->expiries, layout::encode(layout::AnswerKey{expires, next_number_++}), keys);
     }
@@ -170,27 +180,33 @@ void RocksDbStore::put_group(std::uint64_t claims) {
     }
 }
 
-void RocksDbStore::settle_group(std::uint64_t claims) {
+void RocksDbStore::settle_group(std::uint64_t claims, std::uint64_t ends) {
     std::size_t open = 0;
+    const char* const ended = ends == 0 ? nullptr : ends_.add_entry(ends, std::move(ended_));
     changed_.each([&](const StoredKey& key, Changed& changed) {
         Resident* known = resident_.find(key);
         if (known == nullptr) hot_.erase(key);
         if (known != nullptr && known->claims != 0) claim_groups_.closed(known->claims);
+        // What was undecided has no end there.
+        if (changed.decided_before && !ends_.empty()) ends_.erase(key);
+        if (changed.place == Place::ends) ends_.add(ended + changed.end_at);
         if (!resident(*changed.record)) {
             if (known != nullptr) resident_.erase(key);
             // Few of those in the index are asked for again, and it is read as fast as they are remembered.
-            if (!changed.indexed) hot_.put(key, std::move(changed.record));
+            if (changed.place == Place::answers) hot_.put(key, std::move(changed.record));
             return;
         }
         if (known == nullptr) known = &resident_[key];
-        known->claims = changed.claimed ? claims : 0;
-        open += changed.claimed ? 1 : 0;
+        const bool claimed = changed.place == Place::claims;
+        known->claims = claimed ? claims : 0;
+        open += claimed ? 1 : 0;
         known->record = std::move(changed.record);
     });
     if (claims != 0) {
         claim_groups_.add(claims, {.keys = std::move(claimed_), .bytes = claims_.size(), .open = open});
         claimed_ = {};
     }
+    ended_ = {};
 }
 
 void RocksDbStore::fold(std::uint64_t number) {
@@ -240,9 +256,7 @@ Result<void> RocksDbStore::write() {
         put_clock(batch_, at_);
         needs_sync_ = true;
     }
-    for (const std::uint64_t number : claim_groups_.over()) {
-        batch_.Delete(database_->claims, layout::claims_key(number));
-    }
+    remove_over(batch_);
     rocksdb::WriteOptions options;
     options.sync = sync_ || needs_sync_;
     const rocksdb::Status status = database_->db->Write(options, &batch_);
@@ -254,6 +268,7 @@ Result<void> RocksDbStore::write() {
         return error;
     }
     claim_groups_.over_removed();
+    ends_.over_removed();
     for (const std::uint64_t number : folded_) {
         for (const StoredKey& key : claim_groups_.all().at(number).keys) {
             Resident* one = resident_.find(key);
@@ -264,6 +279,11 @@ Result<void> RocksDbStore::write() {
     counters_.writes.fetch_add(1, std::memory_order_relaxed);
     if (options.sync) counters_.syncs.fetch_add(1, std::memory_order_relaxed);
     return {};
+}
+
+void RocksDbStore::remove_over(rocksdb::WriteBatch& into) const {
+    for (const std::uint64_t number : claim_groups_.over()) into.Delete(database_->claims, layout::claims_key(number));
+    for (const std::uint64_t number : ends_.over()) into.Delete(database_->ends, layout::claims_key(number));
 }
 
 Result<bool> RocksDbStore::write_own() {
@@ -336,6 +356,7 @@ void RocksDbStore::try_recovery() {
     if (free_bytes(path_) < 2 * disk_floor_bytes) return;
     {
         const std::unique_lock lock(database_mutex_);
+        drop_sorted();
         database_.reset();
         auto opened = open_database(database_options_, false);
         if (!opened) opened = open_database(database_options_, true);
