@@ -13,6 +13,8 @@ from upstream import Upstream
 LEASE = "2s"
 # A member that is killed keeps its partitions until its session is over: the shortest that the tests' brokers allow, about.
 QUICK_GROUP = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300}
+# For a topic that is not there a producer waits for its news before it gives up: 30 s otherwise.
+QUICK_NEWS = {"topic.metadata.propagation.max.ms": 1000}
 QUICK_RETRY = {"attempts": 3, "backoff": {"initial": "50ms", "max": "200ms"}}
 _numbers = itertools.count(1)
 places = []  # of the test that runs: where to look if it fails

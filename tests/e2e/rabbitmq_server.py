@@ -190,5 +190,10 @@ class RabbitServer:
             if closed.reply_code == 404:
                 return []
             raise
+        except pika.exceptions.ConnectionClosedByBroker as closed:
+            if closed.reply_code == 541 and "noproc" in closed.reply_text:  # a queue that is being made
+                return []
+            raise
         finally:
-            connection.close()  # what was got is unsettled, and ready again
+            if connection.is_open:
+                connection.close()  # what was got is unsettled, and ready again

@@ -21,8 +21,9 @@ CONCURRENCY = 16
 SECONDS = 120 + MESSAGES // 200
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def broker():
+    """Each of these tests kills it, and leaves it running."""
     server = KafkaServer()
     yield server
     server.clean_up()

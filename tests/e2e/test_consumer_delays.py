@@ -230,8 +230,8 @@ def test_a_queue_that_is_made_otherwise_refuses_the_start(rabbitmq, service, run
 
 def test_where_copies_cannot_be_written_messages_stay_in_hand_with_an_alarm(topic, service, run):
     service.rule = lambda asked: 500 if asked.number == 1 else None
-    semel = run(consumer(topic, service.handler, retry={**AT_BROKER, "delays": ["40s"]}))
-    [copies] = names(topic, ["40s"])
+    semel = run(consumer(topic, service.handler, source=topic.source(consumers.QUICK_NEWS), retry={**AT_BROKER, "delays": ["8s"]}))
+    [copies] = names(topic, ["8s"])
     topic.server.delete_topic(copies)
     topic.send(message("m"))
     eventually(lambda: any(copies in alarm for alarm in consumers.state_of(semel)["alarms"]), 40, "an alarm")

@@ -171,7 +171,7 @@ def test_a_missing_dead_letter_target_refuses_the_start_by_name(place, service, 
 def test_a_dead_letter_topic_that_vanishes_loses_nothing(topic, service, run):
     """The lane waits with an alarm, and the letter is written as soon as there is a topic again."""
     service.rule = lambda asked: 422 if asked.id == "bad" else None
-    semel = run(consumer(topic, service.handler))
+    semel = run(consumer(topic, service.handler, source=topic.source(consumers.QUICK_NEWS)))
     topic.server.delete_topic(topic.letters_name)
     topic.send(message("bad", partition=0), *[message(f"m{i}", partition=1) for i in range(20)])
     happens(service, [f"m{i}" for i in range(20)])

@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 import consumers
 from consumers import Rows, consumer, happens, message, settles
@@ -86,16 +86,29 @@ def test_a_position_that_has_expired_is_an_alarm_and_nobody_guesses(effects, top
     assert set(found) == {"c", *[f"a{i}" for i in range(10)], *[f"b{i}" for i in range(15, 20)]} and set(found.values()) == {1}
 
 
-def test_positions_of_a_quiet_topic_outlive_any_number_of_rebalances(effects, topic, run):
+def visit(topic):
+    """A member that is no consumer of ours joins the group, has partitions for a moment, and leaves: two rebalances."""
+    guest = Consumer({"bootstrap.servers": topic.server.address, "group.id": topic.group, "enable.auto.commit": False, "log_level": 0,
+                      "session.timeout.ms": 1500, "heartbeat.interval.ms": 50})
+    guest.subscribe([topic.name])
+    eventually(lambda: guest.poll(0.02) or guest.assignment(), 20, "the guest has partitions")
+    guest.close()
+
+
+def test_positions_of_a_quiet_topic_outlive_fifty_rebalances(effects, topic, run):
     """Nothing is read again, and nothing is skipped afterwards."""
     store = effects.server if isinstance(effects, Rows) else None
-    accept = {"accept": ["unshared_store"]} if store is None else {}
-    first = run(consumer(topic, effects.handler, **accept), store=store)
+    more = {"accept": ["unshared_store"], "source": topic.source({"heartbeat.interval.ms": 50})}
+    first = run(consumer(topic, effects.handler, **more), store=store)
     topic.send(*[message(f"m{i}", partition=i % 4, k="k", amount=1) for i in range(20)])
     happens(effects, [f"m{i}" for i in range(20)])
     settles(topic)
     stands = topic.server.committed(topic.group, topic.name)
-    second = run(consumer(topic, effects.handler, **accept), store=store, started=False)
+    second = run(consumer(topic, effects.handler, **more), store=store, started=False)
+    for _ in range(20):
+        visit(topic)
+        eventually(lambda: len(consumers.state_of(first)["partitions"]) == 4, 20, "the first one has all again")
+        assert topic.server.committed(topic.group, topic.name) == stands
     for _ in range(5):
         second.start()
         eventually(lambda: topic.server.working_members(topic.group) == 2, 20, "two have partitions")
