@@ -490,7 +490,7 @@ std::variant<core::TenantTag, Reply> Records::tenant_meant(std::string_view body
     boost::system::error_code failed;
     const json::value parsed = json::parse(json::string_view(body.data(), body.size()), failed);
     if (failed || !parsed.is_object() || parsed.as_object().size() != 1 || !parsed.as_object().begin()->value().is_string()) {
-        return unclear(R"(the body must be a JSON object with one member: {"client": "…"}, {"credential": "…"} or {"record": "<intent>"})");
+        return unclear(R"(the body must be a JSON object with one member: {"client": "…"}, {"credential": "…"}, {"consumer": "…"} or {"record": "<intent>"})");
     }
     const auto& [key, value] = *parsed.as_object().begin();
     const std::string_view member(key.data(), key.size());
@@ -510,8 +510,13 @@ std::variant<core::TenantTag, Reply> Records::tenant_meant(std::string_view body
         name.client = text;
     } else if (member == "credential") {
         name.credential = text;
+    } else if (member == "consumer") {
+        name.consumer = text;
+        if (const auto tag = text.empty() ? std::nullopt : tenants_.tag_of(name)) return *tag;
+        return unclear("no consumer of this name records answers in this store: one with a store of its own is erased there "
+                       "(semel record erase --consumer NAME --config FILE), and what lies in a database is deleted there");
     } else {
-        return unclear("client, credential or record say which tenant is meant; nothing else is known");
+        return unclear("client, credential, consumer or record say which tenant is meant; nothing else is known");
     }
     const auto tag = text.empty() ? std::nullopt : tenants_.tag_of(name);
     if (!tag) return unclear("a client's name has 1 to 255 bytes, a credential at least one");

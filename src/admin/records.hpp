@@ -37,12 +37,13 @@ struct IntentName {
     std::string user;
     std::string session;
     std::string id;
+    std::string consumer;    ///< A name of `consumers:`. Says whose data is meant; names no intent.
 };
 /// The key under which an intent is stored, where the secret is known; nullopt: a part is too long, or nothing
 /// says whose it is although clients are configured.
 using IntentOf = std::function<std::optional<core::StoredKey>(const IntentName&)>;
 
-/// The tag of the tenant that `client` or `credential` of a name say, or of the callers without one; nullopt: neither does.
+/// The tag of the tenant that `consumer`, `client` or `credential` of a name say, or of the callers without one; nullopt: none does.
 using TenantOf = std::function<std::optional<core::TenantTag>(const IntentName&)>;
 
 /// What tells tenants apart and opens what is theirs. Without a vault nothing sealed can be read, and nobody erased.

@@ -111,6 +111,8 @@ void add_consumer(CLI::App& app, ConsumerCommandOptions& options, ConsumerResetO
     reset->add_option("name", reset_options.name, "the consumer")->required();
     reset->add_option("--config", reset_options.config, "YAML file")->required();
     reset->add_option("--to", reset_options.to, "earliest, latest, an offset, a time (2026-11-30T08:00:00Z), or how long ago (-2h)")->required();
+    reset->add_option("--topic", reset_options.topic,
+                      "this topic alone: one of the consumer's, or one in which its copies wait (retry.wait: broker)");
     reset->add_option("--partition", reset_options.partition, "this partition alone")->check(CLI::NonNegativeNumber);
     reset->add_flag("--yes", reset_options.yes, "do it; without it the plan is shown and nothing is changed");
     reset->callback([&reset_options, &leaves, &code] { code = consumer_reset(reset_options, leaves); });
@@ -259,6 +261,8 @@ int run(int argc, char** argv, const Leaves& leaves) {
     erase->add_option("--tenant-of", record_options.intent, "the tenant of this record, by its Semel-Intent");
     erase->add_option("--credential-env", record_options.credential_env,
                       "without clients: the environment variable that holds the tenant's credential");
+    erase->add_option("--consumer", record_options.consumer,
+                      "what the handler of this consumer answered; with --config also where it has a store of its own");
     add_server(erase, record_options);
     erase->add_flag("--yes", record_options.yes, "do it; without it nothing is changed");
     erase->add_flag("--dry-run", record_options.dry_run, "say whom it means, change nothing");

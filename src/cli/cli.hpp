@@ -81,6 +81,7 @@ struct ConsumerResetOptions {
     std::string name;
     std::string to;      ///< As it was written.
     ResetTarget target;  ///< What it means.
+    std::string topic;  ///< This one alone, of the consumer's or of its copies. Empty: all of the consumer's.
     std::optional<std::int32_t> partition;
     bool yes = false;
 };
@@ -154,7 +155,8 @@ struct RecordOptions {
     std::uint64_t token = 0;  ///< 0: the one the record has now.
     bool dry_run = false;
 
-    bool yes = false;  ///< erase; the tenant is `client`, `credential_env`, or that of `intent`
+    bool yes = false;      ///< erase; the tenant is `client`, `credential_env`, `consumer`, or that of `intent`
+    std::string consumer;  ///< A name of `consumers:`.
 };
 int record_get(const RecordOptions& options, const Leaves& leaves);
 int record_list(const RecordOptions& options, const Leaves& leaves);

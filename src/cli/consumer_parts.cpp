@@ -7,6 +7,7 @@
 
 #include "cli/consumer_outlook.hpp"
 #include "cli/guarantees.hpp"
+#include "cli/intent_of.hpp"
 #include "consumer/handlers/http.hpp"
 #include "consumer/strategies/recorded.hpp"
 #include "consumer/strategies/state.hpp"
@@ -73,7 +74,10 @@ class Assembly {
     /// Where strategy store keeps its records.
     [[nodiscard]] RecordStore record_store() const {
         if (const RecordStore* const own = around_.own_stores->of(config_)) return *own;
-        return {.store = &around_.store, .secret = &around_.secret, .id = around_.store_id};
+        return {.store = &around_.store,
+                .secret = &around_.secret,
+                .vault = &around_.vault,
+                .id = around_.store_id};
     }
     base::Result<void> make_strategy(ConsumerParts& parts);
     /// Makes parts.results; the records are there.
@@ -130,7 +134,7 @@ void Assembly::make_results(ConsumerParts& parts, milliseconds retention) const 
                                  .owner = {.id = around_.owner, .peer = {}},
                                  .lease = around_.config.engine.lease,
                                  .retention = retention},
-        parts.records.get(), std::move(publish));
+        parts.records.get(), counters_, std::move(publish));
 }
 
 base::Result<void> Assembly::make_strategy(ConsumerParts& parts) {
@@ -187,9 +191,12 @@ base::Result<void> Assembly::make_strategy(ConsumerParts& parts) {
     }
     if (config_.strategy == ConsumerStrategy::store) {
         const RecordStore records = record_store();
-        parts.records =
-            consumer::records_on_store(loop, *records.store, *records.secret,
-                                       store_in_words(config::store_of(config_, around_.config)));
+        std::optional<consumer::AnswersOf> answers;
+        if (config_.handler.results.any())
+            answers.emplace(*records.vault, tenant_of_consumer(config_, *records.secret));
+        parts.records = consumer::records_on_store(
+            loop, *records.store, *records.secret,
+            store_in_words(config::store_of(config_, around_.config)), answers);
     } else {
         inbox::DedupOptions options;
         options.scope = config_.scope;

@@ -1,4 +1,5 @@
 // semel consumer reset: moves the positions of a Kafka consumer that does not run.
+#include <algorithm>
 #include <cstdio>
 
 #include "base/time.hpp"
@@ -32,6 +33,18 @@ base::Result<void> set_position(sql::Executor& executor, const config::ConsumerC
     return {};
 }
 
+bool is_read(const config::ConsumerConfig& consumer, const std::string& topic) {
+    return std::ranges::any_of(consumer.kafka->topics, [&topic](const std::string& one) {
+        return config::takes_in(one, topic);
+    });
+}
+
+std::string in_a_row(const std::vector<std::string>& names) {
+    std::string out;
+    for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+    return out;
+}
+
 void print(const std::vector<PositionToSet>& positions) {
     std::printf("%-32s  %9s  %12s  %12s  %12s\n", "TOPIC", "PARTITION", "COMMITTED", "TO", "END");
     for (const PositionToSet& one : positions) {
@@ -61,6 +74,14 @@ int consumer_reset(const ConsumerResetOptions& given, const Leaves& leaves) {
                         "there is no consumer " + options.name + " in " + options.config);
     if (!consumer->kafka)
         return complain(exit_usage, "a queue of RabbitMQ has no positions that could be moved");
+    const std::vector<std::string> copies = config::all_copy_targets(*consumer);
+    const bool of_copies = std::ranges::find(copies, options.topic) != copies.end();
+    if (!options.topic.empty() && !of_copies && !is_read(*consumer, options.topic)) {
+        std::vector<std::string> known = consumer->kafka->topics;
+        known.insert(known.end(), copies.begin(), copies.end());
+        return complain(exit_usage, "the consumer does not read the topic " + options.topic +
+                                        "; it reads " + in_a_row(known));
+    }
     const auto planned = leaves.consumers.plan_reset(*consumer, options);
     if (!planned) {
         const bool wrong = planned.error().code == base::ErrorCode::invalid_argument;
@@ -76,6 +97,17 @@ int consumer_reset(const ConsumerResetOptions& given, const Leaves& leaves) {
                  "semel consumer reset: what is done stays known (dedup.retention), so messages "
                  "that are read again have no second effect while it does; what is passed over is "
                  "not read any more\n");
+    if (of_copies) {
+        std::fprintf(stderr,
+                     "semel consumer reset: a copy is all that is left of its message: one that is "
+                     "passed over never runs\n");
+    } else if (!copies.empty()) {
+        std::fprintf(stderr,
+                     "semel consumer reset: copies that wait in %s are left alone: each runs when "
+                     "it is due, or is known by its id to be done; --topic moves the position in "
+                     "such a topic\n",
+                     in_a_row(copies).c_str());
+    }
     if (!options.yes) return complain(exit_ok, "nothing was changed; --yes does it");
     if (consumer->strategy == config::ConsumerStrategy::transaction) {
         // First: where the two differ, the effects' own position is the one that counts.

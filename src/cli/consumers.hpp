@@ -23,6 +23,7 @@ struct ConsumersAround {
     const Leaves& leaves;
     core::Store& store;
     const base::Hmac& secret;
+    engine::Vault& vault;  ///< Of `store`.
     std::string owner;     ///< Id of this process, as in the gateway's leases.
     std::string store_id;  ///< Of a store that is not shared.
     telemetry::Metrics& metrics;

@@ -1,7 +1,9 @@
 #include "cli/intent_of.hpp"
 
 #include <future>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "gateway/identity.hpp"
 
@@ -29,10 +31,27 @@ std::optional<std::string> tenant_named(const base::Hmac& hmac, bool has_clients
 }
 }  // namespace
 
+core::TenantTag tenant_of_consumer(const config::ConsumerConfig& consumer,
+                                   const base::Hmac& secret) {
+    return gateway::tenant_tag(secret, "consumer:" + consumer.scope);
+}
+
 admin::TenantOf tenant_of(const config::Config& config, const std::string& secret) {
     const auto hmac = std::make_shared<base::Hmac>(secret);
     const bool has_clients = !config.clients.empty();
-    return [hmac, has_clients](const admin::IntentName& name) -> std::optional<core::TenantTag> {
+    std::map<std::string, core::TenantTag> consumers;
+    for (const config::ConsumerConfig& consumer : config.consumers) {
+        const bool here = consumer.strategy == config::ConsumerStrategy::store &&
+                          config::store_of(consumer, config) == config.store;
+        if (here) consumers[consumer.name] = tenant_of_consumer(consumer, *hmac);
+    }
+    return [hmac, has_clients, consumers = std::move(consumers)](
+               const admin::IntentName& name) -> std::optional<core::TenantTag> {
+        if (!name.consumer.empty()) {
+            const auto found = consumers.find(name.consumer);
+            if (found == consumers.end()) return std::nullopt;
+            return found->second;
+        }
         // Where no clients are configured the callers without a credential go by the name of their tenant.
         const bool anonymous = !has_clients && name.client == gateway::anonymous_tenant;
         const auto tenant = tenant_named(*hmac, has_clients, anonymous ? admin::IntentName{} : name);

@@ -9,8 +9,14 @@
 
 namespace semel::cli {
 
-/// From a caller's name to its tenant, as the gateway makes it.
+/// From a caller's name to its tenant, as the gateway makes it; from a consumer's, if it records
+/// answers in the process's store.
 admin::TenantOf tenant_of(const config::Config& config, const std::string& secret);
+
+/// Under whose data key the answers of a consumer's handler are sealed: that of its scope, as its
+/// records are. `secret`: of the store's keys.
+core::TenantTag tenant_of_consumer(const config::ConsumerConfig& consumer,
+                                   const base::Hmac& secret);
 
 /// The configured secret, else the one that the store keeps (made at its first start). Blocks until the store has answered.
 base::Result<std::string> secret_of(const config::Config& config, core::Store& store);

@@ -145,6 +145,10 @@ void OneConsumer::watch() {
     watch("semel_message_unknown_outcomes_total", c.unknown_outcomes);
     watch("semel_message_takeovers_total", c.takeovers);
     watch("semel_message_suspects_total", c.suspects);
+    watch("semel_results_total", c.results_published);
+    watch("semel_results_again_total", c.results_again);
+    watch("semel_results_failed_total", c.results_failed);
+    watch("semel_results_gone_total", c.answers_gone);
     watch("semel_dead_letters_failed_total", c.letters_failed);
     watch("semel_retry_copies_total", c.copies);
     watch("semel_retry_copies_failed_total", c.copies_failed);

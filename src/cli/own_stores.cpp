@@ -84,7 +84,8 @@ base::Result<void> OwnStores::One::open(const Leaves& leaves, const std::string&
     if (!secret) return secret.error();
     secret_ = std::move(*secret);
     keys_ = std::make_unique<base::Hmac>(secret_);
-    records_ = {.store = store_.get(), .secret = keys_.get(), .id = {}};
+    vault_ = std::make_unique<engine::Vault>(secret_, &hot_);
+    records_ = {.store = store_.get(), .secret = keys_.get(), .vault = vault_.get(), .id = {}};
     if (!config_.store.shared()) {
         auto id = store_id_of(*store_);
         if (!id) return id.error();
@@ -93,7 +94,6 @@ base::Result<void> OwnStores::One::open(const Leaves& leaves, const std::string&
     auto spool = engine::Spool::open({});
     if (!spool) return spool.error();
     spool_ = std::move(*spool);
-    vault_ = std::make_unique<engine::Vault>(secret_, &hot_);
     engine::EngineOptions options;
     options.owner.id = owner;
     options.set_lease(config_.engine.lease);

@@ -10,6 +10,7 @@
 #include "cli/cli.hpp"
 #include "config/config.hpp"
 #include "core/store.hpp"
+#include "engine/vault.hpp"
 #include "telemetry/metrics.hpp"
 
 namespace semel::cli {
@@ -18,6 +19,7 @@ namespace semel::cli {
 struct RecordStore {
     core::Store* store = nullptr;
     const base::Hmac* secret = nullptr;  ///< Of its keys.
+    engine::Vault* vault = nullptr;      ///< Of what is sealed in it.
     std::string id;                      ///< Of one that is not shared; else empty.
 };
 

@@ -1,4 +1,5 @@
 // semel record get | list | resolve | erase: through the admin address of the running server, else on the store itself.
+#include <algorithm>
 #include <boost/json.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -46,6 +47,7 @@ class Source {
             }
             config = std::move(*loaded);
         }
+        if (config && uses_own_store(options.consumer, *config)) return open_store_of(*config, leaves, problem, code);
         source.base_url_ = "http://127.0.0.1:8788";
         if (config) source.base_url_ = "http://" + authority(config->admin);
         if (!options.admin.empty()) source.base_url_ = "http://" + options.admin;
@@ -62,27 +64,14 @@ class Source {
             problem = "no server answers at " + source.base_url_ + ", and a memory store has nothing outside its server";
             return std::nullopt;
         }
-        auto opened = open_as_it_is(*config, leaves);
-        if (!opened) {
-            problem = opened.error().detail;
-            if (opened.error().code == base::ErrorCode::store_locked) {
-                problem += "; that process does not answer on its admin address " + source.base_url_ +
-                           ": name the right one with --admin, or end the process";
-            }
-            return std::nullopt;
+        bool locked = false;
+        auto opened = open_store_of(*config, leaves, problem, code, &locked);
+        if (locked) {
+            problem += "; that process does not answer on its admin address " + source.base_url_ +
+                       ": name the right one with --admin, or end the process";
         }
-        std::fprintf(stderr, "semel record: no server runs; reading %s itself\n", store_in_words(config->store).c_str());
-        source.store_ = std::move(opened->store);
-        auto secret = secret_of(*config, *source.store_);
-        if (!secret) {
-            problem = secret.error().detail;
-            return std::nullopt;
-        }
-        source.vault_ = std::make_unique<engine::Vault>(*secret, nullptr);
-        source.records_ = std::make_unique<admin::Records>(
-            *source.store_, intent_of(*config, *secret),
-            admin::Tenants{.tag_of = tenant_of(*config, *secret), .vault = source.vault_.get()});
-        return source;
+        if (opened) std::fprintf(stderr, "semel record: no server runs; reading %s itself\n", store_in_words(config->store).c_str());
+        return opened;
     }
 
     base::Result<admin::Reply> ask(const std::string& method, const std::string& path, const std::string& query,
@@ -101,6 +90,39 @@ class Source {
 
   private:
     Source() = default;
+
+    /// Puts the store of its own that the consumer has, if it has one, in the place of the process's.
+    static bool uses_own_store(const std::string& consumer, config::Config& config) {
+        const auto found = std::ranges::find(config.consumers, consumer, &config::ConsumerConfig::name);
+        if (found == config.consumers.end() || !found->store || *found->store == config.store) return false;
+        config.store = *found->store;
+        return true;
+    }
+
+    /// The store itself. `locked`: another process has it.
+    static std::optional<Source> open_store_of(const config::Config& config, const Leaves& leaves, std::string& problem, int& code,
+                                               bool* locked = nullptr) {
+        code = exit_failed;
+        auto opened = open_as_it_is(config, leaves);
+        if (!opened) {
+            problem = opened.error().detail;
+            if (locked != nullptr) *locked = opened.error().code == base::ErrorCode::store_locked;
+            return std::nullopt;
+        }
+        Source source;
+        source.store_ = std::move(opened->store);
+        auto secret = secret_of(config, *source.store_);
+        if (!secret) {
+            problem = secret.error().detail;
+            return std::nullopt;
+        }
+        source.vault_ = std::make_unique<engine::Vault>(*secret, nullptr);
+        source.records_ = std::make_unique<admin::Records>(
+            *source.store_, intent_of(config, *secret),
+            admin::Tenants{.tag_of = tenant_of(config, *secret), .vault = source.vault_.get()});
+        return source;
+    }
+
     std::string base_url_;
     std::unique_ptr<core::Store> store_;
     std::unique_ptr<engine::Vault> vault_;
@@ -195,8 +217,9 @@ int record_get(const RecordOptions& options, const Leaves& leaves) {
 }
 
 int record_erase(const RecordOptions& options, const Leaves& leaves) {
-    const int names = (options.client.empty() ? 0 : 1) + (options.intent.empty() ? 0 : 1) + (options.credential_env.empty() ? 0 : 1);
-    if (names != 1) return complain(exit_usage, "say whose data: one of --tenant, --tenant-of and --credential-env");
+    const int names = (options.client.empty() ? 0 : 1) + (options.intent.empty() ? 0 : 1) + (options.credential_env.empty() ? 0 : 1) +
+                      (options.consumer.empty() ? 0 : 1);
+    if (names != 1) return complain(exit_usage, "say whose data: one of --tenant, --tenant-of, --credential-env and --consumer");
     if (!options.yes && !options.dry_run) {
         return complain(exit_usage, "it cannot be undone: give --yes to do it, or --dry-run to see whom it means");
     }
@@ -210,6 +233,7 @@ int record_erase(const RecordOptions& options, const Leaves& leaves) {
         }
         wanted["credential"] = credential;
     }
+    if (!options.consumer.empty()) wanted["consumer"] = options.consumer;
     std::string problem;
     int code = exit_ok;
     auto source = Source::open(options, leaves, problem, code);

@@ -248,6 +248,7 @@ base::Result<void> Serving::open_consumers(bool accept_clock) {
                                                              .leaves = leaves_,
                                                              .store = *store_,
                                                              .secret = *message_keys_,
+                                                             .vault = *vault_,
                                                              .owner = owner_,
                                                              .store_id = std::move(store_id),
                                                              .metrics = metrics_,

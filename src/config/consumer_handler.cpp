@@ -74,23 +74,9 @@ void read_on_duplicate(const Map& map, ResultsConfig& results) {
 }
 
 /// `map` names the target.
-ResultsConfig read_target(const Map& map, const Messages& messages) {
+ResultsConfig target_of_results(const Map& map, const Messages& messages) {
     ResultsConfig results;
-    map.read("topic", results.topic);
-    map.read("queue", results.queue);
-    map.read("exchange", results.exchange);
-    for (const char* key : {"queue", "exchange"}) {
-        if (messages.kafka && map.find(key) != nullptr)
-            map.refuse(key,
-                       " is for RabbitMQ: results go to where the messages come from; name a "
-                       "topic");
-    }
-    if (!messages.kafka && map.find("topic") != nullptr)
-        map.refuse("topic",
-                   " is for Kafka: results go to where the messages come from; name a queue or "
-                   "an exchange");
-    if (!results.queue.empty() && !results.exchange.empty())
-        map.refuse("exchange", " stands beside queue: results go to one of them; remove one");
+    read_target(map, messages.kafka, "results", results.topic, results.queue, results.exchange);
     if (!results.any())
         map.refuse(messages.kafka ? "topic" : "queue", " must be where results are published");
     return results;
@@ -106,7 +92,7 @@ AiHandlerConfig read_ai(const Map& map, const Messages& messages, ResultsConfig&
     ai.prompt = read_value(map, "prompt", messages);
     map.read("model", ai.model);
     if (const YAML::Node* at = map.find("result")) {
-        results = read_target(
+        results = target_of_results(
             Map(map.document(), *at, map.path("result"), {"topic", "queue", "exchange"}), messages);
     }
     read_on_duplicate(map, results);
@@ -186,8 +172,24 @@ HandlerConfig read_handler(const Map& map, const Messages& messages) {
     return handler;
 }
 
+void read_target(const Map& map, bool kafka, const std::string& what, std::string& topic,
+                 std::string& queue, std::string& exchange) {
+    map.read("topic", topic);
+    map.read("queue", queue);
+    map.read("exchange", exchange);
+    const std::string there = what + " go to where the messages come from; name a ";
+    for (const char* key : {"queue", "exchange"}) {
+        if (kafka && map.find(key) != nullptr)
+            map.refuse(key, " is for RabbitMQ: " + there + "topic");
+    }
+    if (!kafka && map.find("topic") != nullptr)
+        map.refuse("topic", " is for Kafka: " + there + "queue or an exchange");
+    if (!queue.empty() && !exchange.empty())
+        map.refuse("exchange", " stands beside queue: " + what + " go to one of them; remove one");
+}
+
 ResultsConfig read_results(const Map& map, const Messages& messages) {
-    ResultsConfig results = read_target(map, messages);
+    ResultsConfig results = target_of_results(map, messages);
     read_on_duplicate(map, results);
     return results;
 }

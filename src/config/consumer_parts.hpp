@@ -34,6 +34,10 @@ std::optional<DatabaseConfig> read_database(const Map& map, const StoreConfig& s
                                             std::vector<std::string>& warnings);
 /// With its results, where they are named inside it.
 HandlerConfig read_handler(const Map& map, const Messages& messages);
+/// Where something (`what`, such as "letters") is published: at most one of the three is filled,
+/// and fits the broker.
+void read_target(const Map& map, bool kafka, const std::string& what, std::string& topic,
+                 std::string& queue, std::string& exchange);
 /// `map` is that of `results`.
 ResultsConfig read_results(const Map& map, const Messages& messages);
 /// Of strategy state; `map` is that of `state`.

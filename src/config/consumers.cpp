@@ -65,22 +65,8 @@ DeadLetterConfig read_dead_letter(const Map& map, const ConsumerConfig& consumer
         static constexpr std::initializer_list<std::string_view> keys{"topic",  "queue", "exchange",
                                                                       "create", "body",  "headers"};
         const Map target(map.document(), *node, map.path("dead_letter"), keys);
-        target.read("topic", letters.topic);
-        target.read("queue", letters.queue);
-        target.read("exchange", letters.exchange);
-        for (const char* key : {"queue", "exchange"}) {
-            if (consumer.kafka && target.find(key) != nullptr)
-                target.refuse(key,
-                              " is for RabbitMQ: letters go to where the messages come from; "
-                              "name a topic");
-        }
-        if (consumer.rabbitmq && target.find("topic") != nullptr)
-            target.refuse("topic",
-                          " is for Kafka: letters go to where the messages come from; "
-                          "name a queue or an exchange");
-        if (!letters.queue.empty() && !letters.exchange.empty())
-            target.refuse("exchange",
-                          " stands beside queue: letters go to one of them; remove one");
+        read_target(target, consumer.kafka.has_value(), "letters", letters.topic, letters.queue,
+                    letters.exchange);
         target.read("create", letters.create);
         if (letters.create && !letters.exchange.empty())
             target.refuse("create",

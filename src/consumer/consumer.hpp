@@ -25,16 +25,21 @@
 namespace semel::consumer {
 
 /// Read by telemetry. Thread-safe. Counted by the strategy: mismatches, not_yet, unknown_outcomes,
-/// takeovers, and as skipped what it passes over by a named rule. All else is counted by the
-/// consumer, from what its strategy answers.
+/// takeovers, answers_gone, and as skipped what it passes over by a named rule. All else is counted
+/// by the consumer, from what its strategy answers.
 struct ConsumerCounters {
     std::atomic<std::uint64_t> received{0}, applied{0}, duplicates{0}, skipped{0}, mismatches{0};
     std::atomic<std::uint64_t> retries{0}, not_yet{0}, busy{0}, fenced{0}, unknown_outcomes{0},
         takeovers{0}, suspects{0};
+    std::atomic<std::uint64_t> answers_gone{0};        ///< Duplicates whose answer was erased.
     std::array<std::atomic<std::uint64_t>, 9> dead{};  ///< By DeadClass: letters confirmed.
     std::atomic<std::uint64_t> letters_failed{
         0};  ///< Publications that were not confirmed (and are repeated).
-    std::atomic<std::uint64_t> copies{0};  ///< That wait at the broker: confirmed.
+    // Of answers.
+    std::atomic<std::uint64_t> results_published{0};  ///< Confirmed.
+    std::atomic<std::uint64_t> results_again{0};      ///< Of these, those of duplicates.
+    std::atomic<std::uint64_t> results_failed{0};     ///< Publications that were not confirmed.
+    std::atomic<std::uint64_t> copies{0};             ///< That wait at the broker: confirmed.
     std::atomic<std::uint64_t> copies_failed{0};
     std::atomic<std::uint64_t> breaker_opened{0}, assigned{0}, revoked{0}, lost{0};
     // Gauges.

@@ -11,6 +11,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "consumer/answer_seal.hpp"
+
 namespace semel::consumer {
 namespace {
 
@@ -62,30 +64,99 @@ class Gated : public Records {
 class StoreRecords final : public Gated {
   public:
     StoreRecords(runtime::Loop& loop, core::Store& store, const base::Hmac& secret,
-                 std::string name)
-        : Gated(loop), store_(store), secret_(secret), name_(std::move(name)) {}
+                 std::string name, std::optional<AnswersOf> answers)
+        : Gated(loop), loop_(loop), store_(store), secret_(secret), name_(std::move(name)) {
+        if (!answers) return;
+        seal_.emplace(loop, store, answers->vault, answers->tenant,
+                      [&loop, gate = gate_](runtime::Task<> task) {
+                          loop.spawn(unless_over(gate, std::move(task)));
+                      });
+    }
 
     void submit(RecordSteps steps, RecordsDone done) override {
         ++gate_->out;
-        if (steps.size() > batch_steps_max) return submit_parts(std::move(steps), std::move(done));
-        std::vector<core::Item> items = items_of(steps, 0, steps.size());
-        store_.submit(std::move(items),
-                      [gate = gate_, done = std::move(done)](core::BatchResults results) mutable {
-                          answer(gate, std::move(done), std::move(results));
-                      });
+        const bool concerns_answers =
+            seal_ && std::any_of(steps.begin(), steps.end(), [](const RecordStep& step) {
+                return AnswerSeal::concerns(step.operation);
+            });
+        if (!concerns_answers) return submit(std::move(steps), std::move(done), nullptr);
+        if (auto key = seal_->ready())
+            return submit(std::move(steps), std::move(done), std::move(key));
+        loop_.spawn(unless_over(gate_, submit_with_key(std::move(steps), std::move(done))));
     }
 
     [[nodiscard]] bool by_name() const override { return false; }
     [[nodiscard]] std::string name() const override { return name_; }
 
   private:
+    using StoredKeys = std::vector<core::StoredKey>;
     struct Parts {
         std::mutex mutex;
         std::vector<Results> results;
         std::size_t missing = 0;
     };
 
-    void submit_parts(RecordSteps steps, RecordsDone done) {
+    /// The records may end before it begins.
+    static runtime::Task<> unless_over(std::shared_ptr<Gate> gate, runtime::Task<> task) {
+        if (gate->loop != nullptr) co_await std::move(task);
+    }
+
+    /// `key`: that of the answers in it; null: there are none.
+    void submit(RecordSteps steps, RecordsDone done, engine::DataKeyPtr key) {
+        const bool may_replay =
+            key && std::any_of(steps.begin(), steps.end(), [](const RecordStep& step) {
+                return std::holds_alternative<core::Acquire>(step.operation);
+            });
+        if (may_replay) done = opening(keys_of(steps), std::move(done), key);
+        if (steps.size() > batch_steps_max) return submit_parts(steps, std::move(done), key.get());
+        std::vector<core::Item> items = items_of(steps, 0, steps.size(), key.get());
+        store_.submit(std::move(items),
+                      [gate = gate_, done = std::move(done)](core::BatchResults results) mutable {
+                          answer(gate, std::move(done), std::move(results));
+                      });
+    }
+
+    runtime::Task<> submit_with_key(RecordSteps steps, RecordsDone done) {
+        auto key = co_await seal_->ask();
+        if (key) {
+            submit(std::move(steps), std::move(done), std::move(*key));
+        } else {
+            answer(gate_, std::move(done), Results(steps.size(), key.error()));
+        }
+    }
+
+    /// `done`, told of the answers as they were given.
+    RecordsDone opening(StoredKeys keys, RecordsDone done, engine::DataKeyPtr key) {
+        return [this, keys = std::move(keys), done = std::move(done),
+                key = std::move(key)](Results results) mutable {
+            if (!sealed_under_another(results, *key)) {
+                open(keys, results, key.get());
+                return done(std::move(results));
+            }
+            // The tenant was erased, here or just now elsewhere: which, the store's key tells.
+            loop_.spawn(unless_over(
+                gate_, open_anew(std::move(keys), std::move(done), std::move(results))));
+        };
+    }
+
+    runtime::Task<> open_anew(StoredKeys keys, RecordsDone done, Results results) {
+        auto key = co_await seal_->ask_anew();
+        if (key) {
+            open(keys, results, key->get());
+        } else {
+            for (auto& one : results) {
+                if (one && std::holds_alternative<core::Replay>(one->outcome)) one = key.error();
+            }
+        }
+        done(std::move(results));
+    }
+
+    static void open(const StoredKeys& keys, Results& results, const engine::DataKey* key) {
+        for (std::size_t i = 0; i < results.size(); ++i)
+            if (results[i]) engine::open_answered(keys[i], results[i]->outcome, key);
+    }
+
+    void submit_parts(RecordSteps& steps, RecordsDone done, const engine::DataKey* key) {
         auto parts = std::make_shared<Parts>();
         const std::size_t count = (steps.size() + batch_steps_max - 1) / batch_steps_max;
         parts->results.resize(count);
@@ -93,7 +164,7 @@ class StoreRecords final : public Gated {
         for (std::size_t n = 0; n < count; ++n) {
             const std::size_t from = n * batch_steps_max;
             const std::size_t to = std::min(steps.size(), from + batch_steps_max);
-            store_.submit(items_of(steps, from, to),
+            store_.submit(items_of(steps, from, to, key),
                           [gate = gate_, parts, done, n](core::BatchResults results) {
                               Results all;
                               {
@@ -108,7 +179,8 @@ class StoreRecords final : public Gated {
         }
     }
 
-    std::vector<core::Item> items_of(RecordSteps& steps, std::size_t from, std::size_t to) {
+    std::vector<core::Item> items_of(RecordSteps& steps, std::size_t from, std::size_t to,
+                                     const engine::DataKey* key) {
         std::vector<core::Item> items;
         items.reserve(to - from);
         for (std::size_t i = from; i < to; ++i) {
@@ -119,8 +191,16 @@ class StoreRecords final : public Gated {
                     item.operation.emplace<std::remove_reference_t<decltype(one)>>(std::move(one));
                 },
                 steps[i].operation);
+            if (key != nullptr) seal_->seal(item, *key);
         }
         return items;
+    }
+
+    StoredKeys keys_of(const RecordSteps& steps) {
+        StoredKeys keys;
+        keys.reserve(steps.size());
+        for (const RecordStep& step : steps) keys.push_back(stored_key(step.key));
+        return keys;
     }
 
     /// A message has several steps shortly one after the other; the HMAC is the dearest part of
@@ -142,10 +222,12 @@ class StoreRecords final : public Gated {
     static constexpr std::string_view kind = "message";
     static constexpr std::size_t known_keys = 4096;
 
+    runtime::Loop& loop_;
     core::Store& store_;
     const base::Hmac& secret_;
     const std::string name_;
     std::vector<Known> known_ = std::vector<Known>(known_keys);
+    std::optional<AnswerSeal> seal_;  ///< Empty: there are no answers.
 };
 
 // -------------------------------------------------------------------- on a table
@@ -272,8 +354,9 @@ RecordStep step_on(const Message& message, core::Operation operation) {
 }
 
 std::unique_ptr<Records> records_on_store(runtime::Loop& loop, core::Store& store,
-                                          const base::Hmac& secret, std::string name) {
-    return std::make_unique<StoreRecords>(loop, store, secret, std::move(name));
+                                          const base::Hmac& secret, std::string name,
+                                          std::optional<AnswersOf> answers) {
+    return std::make_unique<StoreRecords>(loop, store, secret, std::move(name), answers);
 }
 
 std::unique_ptr<Records> records_on_table(runtime::Loop& loop, inbox::DedupOptions options,

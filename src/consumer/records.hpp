@@ -4,12 +4,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/result.hpp"
 #include "consumer/message.hpp"
 #include "core/store.hpp"
+#include "engine/vault.hpp"
 #include "inbox/dedup_table.hpp"
 #include "inbox/inbox.hpp"
 #include "runtime/loop.hpp"
@@ -47,10 +49,24 @@ class Records {
     [[nodiscard]] virtual std::string name() const = 0;
 };
 
+/// Whose data key the answers in records are sealed under. `vault`: of the store, and outlives the
+/// records.
+struct AnswersOf {
+    engine::Vault& vault;
+    core::TenantTag tenant;
+};
 /// On a core::Store, under HMAC("message", key) by the deployment's secret (outlives it), as all
-/// stored keys. `name`: of the store.
+/// stored keys. `name`: of the store. `answers`: those of completions are sealed, and those of
+/// replays opened; one whose key is gone is then not kept, and names the key (answer_is_gone).
+/// Empty: records are written and read as they are, for who records no answers.
 std::unique_ptr<Records> records_on_store(runtime::Loop& loop, core::Store& store,
-                                          const base::Hmac& secret, std::string name);
+                                          const base::Hmac& secret, std::string name,
+                                          std::optional<AnswersOf> answers = {});
+/// Whether the record had an answer that nobody can open any more: its tenant was erased.
+inline bool answer_is_gone(const core::Record& record) {
+    return record.answer && record.answer->body_kind == core::BodyKind::not_kept &&
+           record.answer->sealed_under != 0;
+}
 /// On message_dedup, with `connections` threads that each hold a connection from `connect`.
 std::unique_ptr<Records> records_on_table(runtime::Loop& loop, inbox::DedupOptions options,
                                           inbox::Connect connect, unsigned connections,

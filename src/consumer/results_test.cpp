@@ -9,6 +9,7 @@ namespace {
 struct ResultsTest : RecordedTest {
     struct Published {
         std::string id, body, content_type;
+        std::vector<std::pair<std::string, std::string>> headers;
         std::function<void(base::Result<void>)> done;
     };
 
@@ -23,12 +24,12 @@ struct ResultsTest : RecordedTest {
                                .owner = {name, {}},
                                .lease = lease,
                                .retention = t.options.retention};
-            results.emplace(
-                t.loop, std::move(own), republish ? nullptr : records.get(),
-                [this](std::string id, const HandlerAnswerPtr& answer, auto done) {
-                    published.push_back({std::move(id), answer->body, answer->content_type, done});
-                    if (confirms) done({});
-                });
+            results.emplace(t.loop, std::move(own), republish ? nullptr : records.get(), counters,
+                            [this](std::string id, const HandlerAnswerPtr& answer, auto done) {
+                                published.push_back({std::move(id), answer->body,
+                                                     answer->content_type, answer->headers, done});
+                                if (confirms) done({});
+                            });
             RecordedOptions rules = t.options;
             rules.owner = {name, {}};
             strategy =
@@ -54,6 +55,12 @@ struct ResultsTest : RecordedTest {
     }
     static base::Error away() {
         return {.applied = base::Applied::unknown, .detail = "kafka: timed out"};
+    }
+
+    static std::size_t count_of(const Answering& node, const std::string& id) {
+        return static_cast<std::size_t>(
+            std::count_if(node.published.begin(), node.published.end(),
+                          [&](const Published& one) { return one.id == id; }));
     }
 
     /// Appended to what handlers answer.
@@ -94,6 +101,159 @@ TEST_F(ResultsTest, a_duplicate_of_a_marked_result_publishes_nothing_wherever_it
     c->run({&message("1")});
     settle();
     EXPECT_TRUE(c->last<Duplicate>("1") && c->published.empty() && c->handler.calls.empty());
+}
+
+TEST_F(ResultsTest, answers_that_are_recorded_together_have_one_mark) {
+    auto b = answering("b");
+    std::vector<Message*> batch;
+    for (int i = 0; i < 20; ++i) batch.push_back(&message(std::to_string(i)));
+    options.concurrency = 32;
+    auto wide = answering("wide");
+    wide->run(batch);
+    settle();
+    EXPECT_EQ(wide->published.size(), 20u);
+    EXPECT_EQ(all_records().size(), 21u);
+    EXPECT_EQ(wide->counters.results_published, 20u);
+    for (Message* one : batch) {
+        EXPECT_TRUE(wide->last<Applied>(one->id));
+        b->run({one});
+    }
+    settle();
+    for (Message* one : batch) EXPECT_TRUE(b->last<Duplicate>(one->id));
+    EXPECT_TRUE(b->published.empty());
+    EXPECT_EQ(b->counters.results_published, 0u);
+}
+
+TEST_F(ResultsTest,
+       one_that_is_refused_or_never_confirmed_holds_up_no_other_and_none_is_forgotten) {
+    auto a = answering("a");
+    a->confirms = false;
+    a->run({&message("1"), &message("2"), &message("3"), &message("4")});
+    settle();
+    ASSERT_EQ(a->published.size(), 4u);
+    a->published[0].done({});
+    settle();
+    EXPECT_FALSE(a->answered("1")) << "its group may still be marked as a whole";
+    a->published[1].done(away());
+    settle();
+    EXPECT_TRUE(a->last<Applied>("1") && a->last<Ill>("2"));
+    a->published[2].done({});
+    settle();
+    EXPECT_TRUE(a->last<Applied>("3"));
+    EXPECT_EQ(all_records().size(), 6u) << "four messages, two marks of their own";
+    EXPECT_EQ(a->counters.results_failed, 1u);
+
+    a->run({&message("5"), &message("6")});
+    settle();
+    a->published[4].done({});
+    run_for(2s);
+    EXPECT_TRUE(a->last<Applied>("5")) << "it does not wait for the other any more";
+    EXPECT_FALSE(a->answered("6"));
+
+    die(a);
+    auto b = answering("b");
+    for (const char* id : {"1", "2", "3", "4", "5", "6"}) b->run({&message(id)});
+    settle();
+    for (const char* id : {"2", "4", "6"}) EXPECT_EQ(count_of(*b, id), 1u) << id;
+    EXPECT_EQ(b->published.size(), 3u);
+    EXPECT_EQ(b->counters.results_again, 3u);
+    for (const char* id : {"1", "2", "3", "4", "5", "6"}) EXPECT_TRUE(b->last<Duplicate>(id)) << id;
+}
+
+TEST_F(ResultsTest, a_group_is_not_marked_while_it_is_unknown_whether_one_of_it_is_recorded) {
+    auto a = answering("a");
+    a->confirms = false;
+    Message &one = message("1"), &other = message("2");
+    const auto answer = std::make_shared<HandlerAnswer>("the answer", "text/plain");
+    const Results::Group group = a->results->join(one);
+    ASSERT_EQ(a->results->join(other), group);
+    int done = 0;
+    const auto count = [&done](const std::optional<Verdict>& verdict) {
+        done += verdict ? 100 : 1;
+    };
+    a->results->publish_recorded(one, answer, group, count);
+    a->published[0].done({});
+    settle();
+    a->results->leave(other, group);
+    settle();
+    EXPECT_EQ(done, 1);
+    // It was recorded after all.
+    core::Record record;
+    record.owner = {"a", {}};
+    record.answer = recorded_answer(answer, a->results->name_of(group));
+    a->results->publish_found(other, answer_of(record), record, {}, count);
+    settle();
+    EXPECT_EQ(count_of(*a, "2"), 1u);
+}
+
+TEST_F(ResultsTest, a_copy_waits_while_the_first_is_published_and_then_publishes_nothing) {
+    auto a = answering("a"), b = answering("b");
+    a->confirms = false;
+    Message& copy = message("1");
+    a->run({&message("1")});
+    settle();
+    for (Answering* node : {a.get(), b.get()}) {
+        node->run({&copy});
+        settle();
+        EXPECT_TRUE(node->last<Busy>("1"));
+        EXPECT_LT(node->get<Busy>("1").remaining, 1s);
+    }
+    a->published[0].done({});
+    settle();
+    for (Answering* node : {a.get(), b.get()}) {
+        node->run({&copy});
+        settle();
+        EXPECT_TRUE(node->last<Duplicate>("1"));
+    }
+    EXPECT_EQ(a->published.size(), 1u);
+    EXPECT_TRUE(b->published.empty());
+}
+
+TEST_F(ResultsTest, a_record_without_a_group_goes_by_the_mark_of_its_own) {
+    // As versions before groups wrote both.
+    auto a = answering("a");
+    const auto answer = std::make_shared<HandlerAnswer>("re: 1", "text/plain");
+    Message& m = message("1");
+    core::Acquire claim;
+    claim.fingerprint = m.fingerprint;
+    claim.owner = {"old", {}};
+    claim.nonce.bytes[0] = 1;
+    claim.not_after = {clock.wall_us() + 1'000'000};
+    claim.policy.kind = core::IntentKind::message;
+    std::vector<std::optional<Verdict>> ends;
+    const auto ended = [&](std::optional<Verdict> end) { ends.push_back(std::move(end)); };
+    a->records->submit({step_on(m, claim)}, [&](auto granted) {
+        const auto token = std::get<core::Granted>(granted.front()->outcome).token;
+        a->records->submit(
+            {step_on(m, core::Complete{token, claim.nonce, recorded_answer(answer), {}, {}})},
+            [&](auto) { a->results->publish(m, answer, false, ended); });
+    });
+    settle();
+    ASSERT_TRUE(ends.size() == 1 && !ends[0]);
+    ASSERT_EQ(all_records().size(), 2u);
+    a->run({&m});
+    settle();
+    EXPECT_TRUE(a->last<Duplicate>("1"));
+    EXPECT_EQ(a->published.size(), 1u);
+}
+
+TEST_F(ResultsTest, the_name_of_the_group_is_not_published) {
+    auto a = answering("a");
+    const std::vector<std::pair<std::string, std::string>> own{{"x-shop", "7"}};
+    a->handler.script = [&](const Message&, const Attempt&) {
+        return Handled{std::make_shared<HandlerAnswer>("r", "text/plain", own)};
+    };
+    a->confirms = false;
+    a->run({&message("1")});
+    settle();
+    ASSERT_EQ(record("1")->answer->headers.size(), 2u);
+    a->published[0].done(away());
+    a->run({&message("1")});
+    settle();
+    a->run({&message("1")});
+    settle();
+    ASSERT_EQ(a->published.size(), 2u);
+    for (const Published& one : a->published) EXPECT_EQ(one.headers, own);
 }
 
 TEST_F(ResultsTest, who_takes_over_from_a_dead_publisher_publishes_the_same_bytes_and_id) {
@@ -142,7 +302,7 @@ TEST_F(ResultsTest, a_mark_whose_answer_is_lost_is_written_again) {
     a->confirms = false;
     a->run({&message("1")});
     settle();
-    strike<core::Complete>(*a, Fate::lose_reply, 3);
+    strike<core::Acquire>(*a, Fate::lose_reply, 3);
     a->published[0].done({});
     run_for(5s);
     EXPECT_TRUE(a->last<Applied>("1"));

@@ -219,6 +219,10 @@ void Consumer::Impl::breaker_opened() {
     log::warn("breaker.opened", {{"consumer", options_.name}, {"reason", breaker_.reason()}});
     alarm("breaker", "nothing runs but a probe now and then: " + breaker_.reason());
     show();
+    // Not from within an answer of the strategy's.
+    on_loop([](Impl& impl) {
+        if (impl.breaker_.open() && !impl.strategy_stopping_) impl.strategy_.hold_back();
+    });
 }
 
 void Consumer::Impl::became(Message& message, Applied, bool probe) {

@@ -65,6 +65,9 @@ class Strategy {
     /// It is leaving or gone: runs of its messages that have not started are to end Held or Fenced
     /// at once.
     virtual void leaving(const brokers::AssignmentPtr& assignment) = 0;
+    /// The breaker has opened: runs that have not started are to end Held at once, so that they do
+    /// not meet what is ill. For a strategy that keeps no more than what runs this is nothing.
+    virtual void hold_back() {}
     /// All messages of the partition below `next` are finished. Told now and then, and before it is
     /// released.
     virtual void watermark(const brokers::AssignmentPtr& assignment, std::int64_t next) = 0;

@@ -328,9 +328,11 @@ base::Result<std::vector<cli::PositionToSet>> plan_reset(const config::ConsumerC
     if (options.target.kind == Kind::offset) to = kafka::ResetTo::offset;
     if (options.target.kind == Kind::time) to = kafka::ResetTo::time;
     const config::KafkaSourceConfig& source = *consumer.kafka;
+    const std::vector<std::string> topics =
+        options.topic.empty() ? source.topics : std::vector{options.topic};
     auto moves = kafka::plan_reset({.brokers = source.brokers, .properties = source.properties},
-                                   source.group, source.topics, options.partition, to,
-                                   options.target.at, ask_timeout);
+                                   source.group, topics, options.partition, to, options.target.at,
+                                   ask_timeout);
     if (!moves) return moves.error();
     std::vector<cli::PositionToSet> out;
     for (const kafka::PositionMove& move : *moves)

@@ -90,6 +90,7 @@ base::Result<void> Process::open_consumers(cli::Callbacks callbacks) {
                                                               .leaves = leaves_,
                                                               .store = *store_,
                                                               .secret = *message_keys_,
+                                                              .vault = *vault_,
                                                               .owner = owner_,
                                                               .store_id = std::move(store_id),
                                                               .metrics = metrics_,

@@ -69,7 +69,8 @@ def test_a_kill_at_any_step_leaves_each_message_its_answer_and_all_copies_are_eq
         server = request.getfixturevalue("databases")("postgres")
         parts = {"strategy": "table", "database": {"postgres": {"url": server.url()}}}
     source = place.source(instance_id="one") if place.kind == "kafka" else place.source()
-    semel = run(answers(place, answering, results, source=source, concurrency=4, **parts), started=False)
+    # What a killed process had claimed waits for the end of its lease.
+    semel = run(answers(place, answering, results, source=source, concurrency=4, **parts), started=False, engine={"lease": "1s"})
     kill_at_each_step(semel, place, lambda step: [f"m{step}-{i}" for i in range(6)], lambda ids: settles(place, 30))
     wanted = {f"m{step}-{i}" for step in range(len(POINTS)) for i in range(6)}
     found = published(results)
@@ -112,6 +113,8 @@ def test_republish_answers_each_duplicate_with_the_recorded_bytes(place, answeri
     bodies = published(results)["m"]
     assert len(bodies) == 3 and len(set(bodies)) == 1
     assert answering.effects() == {"m": 1}
+    assert semel.metric("semel_results_total", consumer="asks") == semel.metric("semel_results_again_total", consumer="asks") == 2
+    assert semel.metric("semel_results_failed_total", consumer="asks") == 0
 
 
 def test_answers_go_to_an_exchange_with_the_queues_name_as_routing_key(rabbitmq, answering, run):

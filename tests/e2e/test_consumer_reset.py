@@ -84,3 +84,46 @@ def test_a_time_names_the_first_message_that_is_not_older(topic, effects, run):
     eventually(lambda: semel.metric("semel_duplicates_suppressed_total") == 4, 20, "the late ones are read again")
     settles(topic)
     assert effects.effects() == dict.fromkeys(everything, 1)
+
+
+def test_copies_that_wait_are_left_alone_unless_their_topic_is_named(topic, service, run):
+    """The original is read again and runs; its copy, when it is due, finds it done. Copies that are passed over never run."""
+    broken = True
+    service.rule = lambda asked: 500 if broken else None
+    retry = {"attempts": 1, "delays": ["15s"], "wait": "broker", "create": True}
+    semel = run(consumer(topic, service.handler, retry=retry, breaker={"dead_share": "0%"}))
+    copies = f"{topic.name}.{topic.group}.retry.15s"
+    ids = [f"m{i}" for i in range(4)]
+    topic.send(*[message(id) for id in ids])
+    eventually(lambda: semel.metric("semel_retry_copies_total") == 4, 30, "all wait")
+    settles(topic)
+    semel.stop()
+    eventually(lambda: not topic.server.members(topic.group), 30, "the group is empty")
+    assert topic.server.lag(topic.group, copies) == 4
+
+    refused = reset(semel, "--to", "earliest", "--topic", "elsewhere")
+    assert refused.returncode == 2 and "does not read the topic elsewhere" in refused.stderr and copies in refused.stderr
+    done = reset(semel, "--to", "earliest", "--yes")
+    assert done.returncode == 0 and copies not in done.stdout and f"copies that wait in {copies} are left alone" in done.stderr
+    assert topic.unsettled() == 4 and topic.server.lag(topic.group, copies) == 4
+    broken = False
+    semel.start()
+    assert happens(service, ids) == dict.fromkeys(ids, 1)
+    eventually(lambda: topic.server.lag(topic.group, copies) == 0, 60, "the copies are read, and known")
+    settles(topic)
+    assert service.effects() == dict.fromkeys(ids, 1)
+
+    broken = True
+    topic.send(message("dropped"))
+    eventually(lambda: semel.metric("semel_retry_copies_total") == 1, 30, "it waits")
+    settles(topic)
+    semel.stop()
+    eventually(lambda: not topic.server.members(topic.group), 30, "the group is empty")
+    assert topic.server.lag(topic.group, copies) == 1
+    done = reset(semel, "--to", "latest", "--topic", copies, "--yes")
+    assert done.returncode == 0 and copies in done.stdout and "one that is passed over never runs" in done.stderr
+    assert topic.server.lag(topic.group, copies) == 0
+    broken = False
+    semel.start()
+    topic.send(message("last"))
+    assert happens(service, ["last"]) == dict.fromkeys([*ids, "last"], 1)

@@ -20,7 +20,8 @@ ENVIRONMENT = {"OPENAI_API_KEY": "sk-of-the-example", "SEMEL_WEB_TOKEN": "token-
 INTERNAL = {"kept_bytes_max", "kept_bodies_max", "kept_body_max", "kept_numbers_max", "body_max_bytes", "download_max_bytes",
             "content_max_bytes", "wait_max", "kSpareBuffersMax", "kKitsMax", "kTlsJoinMaxBytes", "body_part_max",
             "inline_value_max", "kSleepMax", "index_record_max_bytes", "claim_max_bytes", "claims_max_bytes", "claims_max_groups", "log_max_bytes", "open_files_max", "shown_max", "word_max", "ask_again_max",
-            "foreground_backoff_max", "background_backoff_max", "max"}
+            "foreground_backoff_max", "background_backoff_max", "lot_max", "lot_max_bytes", "seen_max", "text_max", "resets_max",
+            "statements_prepared_max", "max"}
 
 
 def sources(folder="src"):

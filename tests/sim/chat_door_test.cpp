@@ -353,7 +353,7 @@ class AiMessages : public Door {
         records_ = consumer::records_on_store(*process(1).loop, world_.truth(), secret_, "truth");
         results_.emplace(
             *process(1).loop, consumer::ResultsOptions{.owner = {"a", {}}}, records_.get(),
-            [this](std::string id, const consumer::HandlerAnswerPtr& answer, auto done) {
+            counters_, [this](std::string id, const consumer::HandlerAnswerPtr& answer, auto done) {
                 published_.emplace_back(std::move(id), answer->body);
                 done({});
             });

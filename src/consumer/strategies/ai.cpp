@@ -234,7 +234,9 @@ void Ai::publish(const ChainPtr& chain, std::string body) {
     auto result = std::make_shared<HandlerAnswer>();
     result->body = std::move(body);
     result->content_type = "application/json";
-    results_->publish(*chain->messages.front(), std::move(result),
+    const Message& message = *chain->messages.front();
+    const bool again = !known_.of(message.key).paid;
+    results_->publish(message, std::move(result), again,
                       [this, chain, alive = alive_](std::optional<Verdict> ended) {
                           if (!*alive || chain->messages.empty()) return;
                           if (ended) return finish(chain, std::move(*ended));

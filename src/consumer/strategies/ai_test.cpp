@@ -52,7 +52,7 @@ class AiStrategy : public testing::Test {
         if (publishes) {
             results_.emplace(
                 loop_, ResultsOptions{.republish = republish_, .owner = {"a", {}}}, records_.get(),
-                [this](std::string id, const HandlerAnswerPtr& answer, auto done) {
+                counters_, [this](std::string id, const HandlerAnswerPtr& answer, auto done) {
                     EXPECT_EQ(answer->content_type, "application/json");
                     published_.push_back({std::move(id), answer->body, std::move(done)});
                 });

@@ -55,12 +55,16 @@ void DbJobs::drop(const brokers::AssignmentPtr& assignment) {
     if (!dropped.empty()) on_room_();
 }
 
+void DbJobs::hold_back() {
+    for (const DbJob& job : std::exchange(waiting_, {}))
+        for (Message* one : job.messages) job.answer(*one, Held{});
+}
+
 void DbJobs::stop(milliseconds within, std::function<void()> done, std::function<bool()> busy) {
     stopping_ = true;
     stopped_ = std::move(done);
     busy_ = std::move(busy);
-    for (const DbJob& job : std::exchange(waiting_, {}))
-        for (Message* one : job.messages) job.answer(*one, Held{});
+    hold_back();
     stop_timer_ = loop_.at(loop_.now() + within, [this] { workers_.abandon(); });
     ended();
 }

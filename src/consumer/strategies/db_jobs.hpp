@@ -41,6 +41,8 @@ class DbJobs {
     void push(DbJob job);
     /// Messages of the assignment that have not begun end Fenced.
     void drop(const brokers::AssignmentPtr& assignment);
+    /// Messages that have not begun end Held.
+    void hold_back();
     /// Work beside the jobs.
     void start(LoopWorkers::Work work) { workers_.start(std::move(work)); }
 

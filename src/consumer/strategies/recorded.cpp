@@ -37,6 +37,10 @@ Recorded::Recorded(runtime::Loop& loop, RecordedOptions options, Records& record
     std::uint64_t random_seed = 0;
     std::memcpy(&random_seed, seed.data() + sizeof nonce_base_, sizeof random_seed);
     random_.seed(random_seed);
+    if (results_ == nullptr) return;
+    results_->over = [gate = gate_] {
+        if (gate->owner != nullptr) gate->owner->after();
+    };
 }
 
 Recorded::~Recorded() {
@@ -53,7 +57,8 @@ Recorded::~Recorded() {
 
 std::size_t Recorded::capacity() const {
     const std::size_t limit = options_.concurrency + ahead();
-    const bool full = stopping_ || in_hand_ >= limit || pool_.used() >= limit + writing_max ||
+    const bool full = stopping_ || ill_ > 0 || in_hand_ >= limit ||
+                      pool_.used() >= limit + writing_max ||
                       // In large portions, unless a handler would stand idle.
                       (in_hand_ >= options_.concurrency && limit - in_hand_ < limit / 2);
     if (full) capacity_wanted_ = true;

@@ -96,7 +96,8 @@ void Recorded::asked(Run& run, Answered result) {
             return;
         }
         run.result = answer_of(*replay->record);
-        if (run.result) return publish(run, Duplicate{});
+        if (run.result) return publish_found(run, *replay->record, result->at);
+        if (answer_is_gone(*replay->record)) ++counters_.answers_gone;
     }
     decide(run, refused(run, outcome));
 }
@@ -193,6 +194,7 @@ void Recorded::give_back(Run& run, Verdict verdict) {
 
 void Recorded::given_back(Run& run, const Answered& result) {
     if (!result) give_back_later(run, {});
+    if (run.ran && std::holds_alternative<Ill>(run.verdict)) --ill_;
     decide(run, std::move(run.verdict));
 }
 

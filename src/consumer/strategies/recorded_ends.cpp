@@ -53,7 +53,8 @@ void Recorded::start_answered(Run& run, const Answered& result) {
     if (!result) return give_back(run, ill(result.error()));
     if (!std::holds_alternative<core::Applied>(result->outcome)) return decide(run, Held{});
     const SteadyTime now = loop_.now();
-    if (stopping_ || now > run.asked_at + (options_.lease - options_.lease / margin_part))
+    if (stopping_ || ill_ > 0 ||
+        now > run.asked_at + (options_.lease - options_.lease / margin_part))
         return give_back(run, Held{});
     ++running_;
     call(run, now);
@@ -146,6 +147,7 @@ void Recorded::handler_ended(Run& run, HandlerOutcome outcome) {
                      std::move(end.reason));
             },
             [&](HandlerIll& end) {
+                ++ill_;
                 give_back(run, Ill{std::move(end.reason)});
                 hold_unstarted();
             },
@@ -222,7 +224,7 @@ void Recorded::completed(Run& run, const Answered& result) {
     if (!result) return again(run);
     run.again = milliseconds{0};
     if (std::holds_alternative<core::Applied>(result->outcome)) {
-        if (run.result) return publish(run, Applied{});
+        if (run.result) return publish(run);
         base::fault_point("consumer.record.after");
         return decide(run, Applied{});
     }
@@ -254,19 +256,28 @@ void Recorded::overtaken(Run& run, Verdict verdict) {
     decide(run, elsewhere(std::move(verdict)));
 }
 
-void Recorded::publish(Run& run, Verdict verdict) {
-    run.verdict = std::move(verdict);
+void Recorded::publish(Run& run) {
+    run.verdict = Applied{};
+    const Results::Group group = std::exchange(run.result_group, 0);
+    HandlerAnswerPtr answer = std::move(run.result);
+    results_->publish_recorded(*run.message, std::move(answer), group, when_published(run));
+}
+
+void Recorded::publish_found(Run& run, const core::Record& record, core::StoreTime at) {
+    run.verdict = Duplicate{};
+    HandlerAnswerPtr answer = std::move(run.result);
+    results_->publish_found(*run.message, std::move(answer), record, at, when_published(run));
+}
+
+Results::Done Recorded::when_published(Run& run) {
     run.keeper.reset();
     enter(run, State::publishing);
-    results_->publish(*run.message, std::move(run.result),
-                      [gate = gate_, at = RunAt(&run)](std::optional<Verdict> ended) {
-                          if (gate->owner == nullptr) return;
-                          if (!at.valid() || at.run->state != State::publishing) return;
-                          if (!ended) base::fault_point("consumer.record.after");
-                          gate->owner->decide(
-                              *at.run, ended ? std::move(*ended) : std::move(at.run->verdict));
-                          gate->owner->after();
-                      });
+    return [gate = gate_, at = RunAt(&run)](std::optional<Verdict> ended) {
+        if (gate->owner == nullptr) return;
+        if (!at.valid() || at.run->state != State::publishing) return;
+        if (!ended) base::fault_point("consumer.record.after");
+        gate->owner->decide(*at.run, ended ? std::move(*ended) : std::move(at.run->verdict));
+    };
 }
 
 }  // namespace semel::consumer

@@ -49,6 +49,8 @@ class Recorded final : public Strategy {
 
     void leaving(const brokers::AssignmentPtr& assignment) override;
 
+    void hold_back() override { hold_unstarted(); }
+
     void watermark(const brokers::AssignmentPtr&, std::int64_t) override {}
 
     void letter_published(const Message& message, const Dead& dead,
@@ -161,8 +163,12 @@ class Recorded final : public Strategy {
     void reclaimed(Run& run, const Answered& result);
     /// It was handled, but this claim does not say so any more.
     void overtaken(Run& run, Verdict verdict);
-    /// Its record holds the answer `run.result`: ends with `verdict` once that is published.
-    void publish(Run& run, Verdict verdict);
+    /// Its record holds the answer `run.result`, by the step that was just answered: ends once that
+    /// is published.
+    void publish(Run& run);
+    /// `record` holds it, at the store's time `at`.
+    void publish_found(Run& run, const core::Record& record, core::StoreTime at);
+    [[nodiscard]] Results::Done when_published(Run& run);
     /// Of a message that another owner completed. Whether its answer is published is not known
     /// here: it is claimed again, and the record looked at.
     [[nodiscard]] Verdict elsewhere(Verdict verdict) const {
@@ -195,6 +201,8 @@ class Recorded final : public Strategy {
     core::Operation operation_of(Run& run);
 
     core::Acquire acquire(Run& run);
+
+    core::Answer answer_to_record(Run& run);
 
     /// The step had no answer: sent once more after a moment, for as long as it takes.
     void again(Run& run);
@@ -293,6 +301,7 @@ class Recorded final : public Strategy {
     std::size_t in_hand_ = 0;            ///< Runs whose handler has not ended.
     std::size_t recording_ = 0;          ///< Handled, and not yet recorded.
     std::size_t running_ = 0;            ///< With a handler, or about to be.
+    std::size_t ill_ = 0;                ///< Found the handler ill, not told yet: nothing starts.
     std::chrono::nanoseconds usual_{0};  ///< How long a handler takes; 0: not known yet.
     bool probing_ = false;
     bool troubled_ = false;  ///< And on_trouble was told.

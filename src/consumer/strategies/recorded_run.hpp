@@ -75,7 +75,8 @@ struct Run {
     base::SteadyTime renewal_sent;
 
     // What is to be written.
-    HandlerAnswerPtr result;  ///< To be published once it is recorded.
+    HandlerAnswerPtr result;         ///< To be published once it is recorded.
+    std::uint64_t result_group = 0;  ///< That it was asked to be recorded in.
     std::optional<DeadClass> giving_up;
     core::Failure failure;
     core::Certainty certainty = core::Certainty::unknown;

@@ -39,6 +39,7 @@ void Recorded::tell(Run& run) {
     const auto answer = std::move(run.answer);
     const Verdict verdict = std::move(run.verdict);
     if (run.timer != 0) loop_.cancel(run.timer);
+    if (run.result_group != 0) results_->leave(message, run.result_group);
     enter(run, State::gone);
     pool_.told(run);
     (*answer)(message, verdict);
@@ -125,7 +126,7 @@ core::Operation Recorded::operation_of(Run& run) {
         case State::starting:
             return core::Start{run.token, run.nonce};
         case State::completing:
-            return core::Complete{run.token, run.nonce, recorded_answer(run.result), {}, {}};
+            return core::Complete{run.token, run.nonce, answer_to_record(run), {}, {}};
         case State::failing:
             return core::Fail{.token = run.token,
                               .nonce = run.nonce,
@@ -153,6 +154,12 @@ core::Operation Recorded::operation_of(Run& run) {
         default:
             SEMEL_ASSERT(false, "in no other state is a step sent");
     }
+}
+
+core::Answer Recorded::answer_to_record(Run& run) {
+    if (!run.result) return recorded_answer(nullptr);
+    if (run.result_group == 0) run.result_group = results_->join(*run.message);
+    return recorded_answer(run.result, results_->name_of(run.result_group));
 }
 
 core::Acquire Recorded::acquire(Run& run) {

@@ -73,6 +73,7 @@ class StateStrategy final : public Strategy {
         looks_left_.erase(assignment.get());
         jobs_.drop(assignment);
     }
+    void hold_back() override { jobs_.hold_back(); }
 
     void watermark(const brokers::AssignmentPtr&, std::int64_t) override {}
 

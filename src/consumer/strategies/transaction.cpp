@@ -136,6 +136,8 @@ class TransactionStrategy final : public Strategy {
         jobs_.drop(assignment);
     }
 
+    void hold_back() override { jobs_.hold_back(); }
+
     void watermark(const brokers::AssignmentPtr& assignment, std::int64_t next) override {
         if (work_->options().in_order) return;  // it moves with the effects
         const TakenPartitionPtr partition = held(assignment.get());
