@@ -11,6 +11,7 @@ import xllamacpp
 
 SLOTS = 2
 CONTEXT_TOKENS = 2048
+ANSWER_TOKENS = 200  # where a request names no limit: a model so small may go on until the context is full
 
 
 def main():
@@ -23,6 +24,7 @@ def main():
     parameters.port = int(sys.argv[1])
     parameters.n_parallel = SLOTS
     parameters.n_ctx = CONTEXT_TOKENS * SLOTS
+    parameters.n_predict = ANSWER_TOKENS
     parameters.cpuparams.n_threads = 2
     parameters.cpuparams_batch.n_threads = 2
     parameters.n_gpu_layers = 0

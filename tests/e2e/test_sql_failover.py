@@ -125,6 +125,7 @@ def test_an_old_primary_that_comes_back_is_not_asked_by_who_has_found_the_new_on
     standby.promote()
     eventually(lambda: ready(one) and ready(other), 30, "both have found the new primary")
     first = one.chat("k")
+    assert other.chat("k").body == first.body, "it is connected to the new one, too: ready may be what it was before the end of the old one"
     primary.start()
     time.sleep(1)
     for gateway in (one, other):
