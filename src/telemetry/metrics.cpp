@@ -153,7 +153,7 @@ constexpr Description of_consumers[] = {
     {"semel_message_busy_total", "Messages that met another owner at work on them."},
     {"semel_message_fenced_total", "Runs given up because their partition had another owner."},
     {"semel_message_unknown_outcomes_total",
-     "Runs that may have had their effect, with nobody to say so."},
+     "Runs that may have had their effect without saying so; transaction asks its database afterwards."},
     {"semel_message_takeovers_total", "Messages taken over from an owner that died."},
     {"semel_message_suspects_total",
      "Messages run alone because their owners died while they ran."},
