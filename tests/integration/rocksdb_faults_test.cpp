@@ -149,10 +149,16 @@ std::uint64_t answered_prefix(Store& store, std::uint64_t count) {
     return n;
 }
 
-/// What SIGKILL would leave: the files as they are at this moment.
+/// What SIGKILL would leave: the files as they are at this moment. The lock's file is not the lock.
 void copy_running(const fs::path& from, const fs::path& to) {
-    fs::copy(from, to, fs::copy_options::recursive);
-    // The lock's file is not the lock.
+    std::error_code error;
+    for (int tries = 0; tries < 100; ++tries) {
+        fs::remove_all(to);
+        fs::copy(from, to, fs::copy_options::recursive, error);
+        // The store may remove a file that it no longer needs between the look and the copy.
+        if (error != std::errc::no_such_file_or_directory) break;
+    }
+    ASSERT_FALSE(error) << error.message();
 }
 
 fs::path newest_log(const fs::path& directory) {
