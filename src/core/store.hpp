@@ -13,7 +13,7 @@
 
 namespace semel::core {
 
-// ---- what is not a record: chunks of big answers, conversations, listings
+// ---- what is not a record: chunks of big answers, conversations, parked messages, listings
 
 /// Writes chunk `n` of a big answer, before complete. Its life hangs on the record: the chunks of a token that completes
 /// live a little longer than the record, those of any other are removed with it.
@@ -42,9 +42,22 @@ struct ClaimValue { std::string name; std::string value_if_absent; };
 /// files too. The key is ignored. Answered by Value with the new one.
 struct ReplaceValue { std::string name; std::string value; };
 
+// A list of parked messages (key = the list's; a consumer has one for each partition). It has one owner at a time, who is known
+// by a fence, and lasts until its messages are taken out: it never expires.
+
+/// Takes the list over: what an earlier owner parks from now on is refused. Synced.
+struct OpenParking { Nonce fence; };
+/// Puts a message at its place, in place of what was there. Synced. ParkingLost unless `fence` opened the list last.
+struct Park { Nonce fence; std::uint64_t place = 0; std::string bytes; };
+/// Messages with place >= from, at most `limit`, in the order of their places.
+struct GetParked { std::uint64_t from = 0; std::uint32_t limit = 100; };
+/// Takes a message out; one that is not there is no error. Whoever finished it may, fenced or not. Not synced by itself: after a
+/// power cut it may be there again.
+struct Unpark { std::uint64_t place = 0; };
+
 using StoreOperation = std::variant<Acquire, Start, Renew, Release, Complete, Fail, Cancel, Resolve, Reopen, Settle,
                                     LetterPublished, Get, PutChunk, GetChunk, GetConversation, GetTurns,
-                                    DeleteConversation, ClaimValue, ReplaceValue>;
+                                    DeleteConversation, ClaimValue, ReplaceValue, OpenParking, Park, GetParked, Unpark>;
 
 struct ChunkStored {};
 struct ChunkFound { std::string bytes; };
@@ -54,10 +67,17 @@ struct ConversationMissing {};
 struct TurnsFound { std::vector<Turn> turns; };
 struct ConversationDeleted { bool existed = false; };
 struct Value { std::string value; };
+struct ParkingOpened {};
+struct Parked {};
+struct ParkingLost {};
+struct ParkedMessage { std::uint64_t place = 0; std::string bytes; };
+struct ParkedFound { std::vector<ParkedMessage> messages; };
+struct Unparked {};
 
 using StoreOutcome = std::variant<Granted, InFlight, NotDue, Replay, Mismatch, UnknownOutcome, Exhausted, Late, Applied,
                                   Fenced, Found, ChunkStored, ChunkFound, ChunkMissing, ConversationFound,
-                                  ConversationMissing, TurnsFound, ConversationDeleted, Value>;
+                                  ConversationMissing, TurnsFound, ConversationDeleted, Value, ParkingOpened, Parked,
+                                  ParkingLost, ParkedFound, Unparked>;
 
 struct Item {
     StoredKey key;
@@ -113,7 +133,7 @@ class Store {
     virtual base::Result<ScanPage> scan(const ScanFilter& filter, const std::string& cursor, std::size_t limit) = 0;
 
     /// Removes at most `limit` expired records with their chunks, and conversations idle for 30 days; says how many are gone.
-    /// Never removes an undecided record. May block.
+    /// Never removes an undecided record or a parked message. May block.
     virtual base::Result<std::size_t> purge(std::size_t limit) = 0;
 
     /// The store's clock, as well as this process knows it. Exact on embedded stores.

@@ -34,11 +34,11 @@ std::optional<SealedPiece> read_sealed(std::string_view bytes);
 
 /// What a sealed piece is and where it belongs; it opens as nothing else and nowhere else.
 struct Place {
-    enum class Kind : char { body = 'B', chunk = 'C', question = 'Q', reply = 'R' };
+    enum class Kind : char { body = 'B', chunk = 'C', question = 'Q', reply = 'R', message = 'M' };
     Kind kind;
-    const core::StoredKey& of;         ///< The record, or the conversation.
+    const core::StoredKey& of;         ///< The record, the conversation, or the list of messages.
     std::uint32_t n = 0;               ///< Of a chunk.
-    std::string_view request_id = {};  ///< Of a turn, as it is stored.
+    std::string_view request_id = {};  ///< Of a turn, as it is stored; of a message its place in the list, 8 bytes.
 };
 
 /// A tenant's data key. Thread-safe.

@@ -6,6 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/parking.hpp"
+
 namespace semel::sql {
 
 struct Submission {
@@ -28,6 +30,12 @@ bool is(const core::StoreOperation& operation) {
     return std::holds_alternative<T>(operation);
 }
 
+/// What was submitted about a list of parked messages so far.
+struct ListItems {
+    std::optional<std::size_t> whole;  ///< The last one about all of it,
+    std::vector<std::size_t> since;    ///< and those about places behind that.
+};
+
 /// Which items must wait for which, so that all are applied as if one after the other.
 void put_in_order(const std::vector<core::Item>& items, Tasks& tasks) {
     const auto after = [&](std::size_t former, std::size_t i) {
@@ -43,8 +51,22 @@ void put_in_order(const std::vector<core::Item>& items, Tasks& tasks) {
     // What a person resolved may append to any conversation: only its record says to which.
     std::optional<std::size_t> resolve;
     std::vector<std::size_t> talk_since;
+    std::unordered_map<StoredKey, ListItems, base::DigestHash> lists;
     for (std::size_t i = 0; i < items.size(); ++i) {
-        after_last_on(items[i].key, i);
+        after_last_on(tasks[i]->touches, i);
+        if (const auto part = core::parking_part(items[i].operation);
+            part != core::ParkingPart::none) {
+            ListItems& list = lists[items[i].key];
+            if (list.whole) after(*list.whole, i);
+            if (part == core::ParkingPart::place) {
+                list.since.push_back(i);
+                continue;
+            }
+            for (const std::size_t former : list.since) after(former, i);
+            list.since.clear();
+            list.whole = i;
+            continue;
+        }
         if (tasks[i]->conversation) after_last_on(*tasks[i]->conversation, i);
         const core::StoreOperation& operation = items[i].operation;
         if (is<core::Resolve>(operation)) {
@@ -69,10 +91,13 @@ Kind first_kind(const core::StoreOperation& operation, bool known) {
         return complete->nonce == Nonce{} ? Kind::change : Kind::complete;
     }
     if (is<core::Get>(operation)) return Kind::read;
+    if (is<core::Park>(operation)) return Kind::park;
+    if (is<core::Unpark>(operation)) return Kind::unpark;
     if (is<core::PutChunk>(operation) || is<core::GetChunk>(operation) ||
         is<core::GetConversation>(operation) || is<core::GetTurns>(operation) ||
         is<core::DeleteConversation>(operation) || is<core::ClaimValue>(operation) ||
-        is<core::ReplaceValue>(operation))
+        is<core::ReplaceValue>(operation) || is<core::OpenParking>(operation) ||
+        is<core::GetParked>(operation))
         return Kind::other;
     return Kind::change;
 }
@@ -89,6 +114,7 @@ bool Queue::submit(std::vector<core::Item>& items, Listener& done,
         task->submission = submission;
         task->index = i;
         task->key = items[i].key;
+        task->touches = core::touched_by(items[i].key, items[i].operation);
         if (const auto* complete = std::get_if<core::Complete>(&items[i].operation);
             complete != nullptr && complete->append)
             task->conversation = complete->append->conversation;
@@ -208,19 +234,23 @@ Tasks Queue::take(std::chrono::milliseconds idle_after) {
             const std::size_t most = queue->front()->kind == Kind::other ? 1 : batch_max_;
             std::unordered_set<StoredKey, base::DigestHash> keys;
             std::deque<TaskPtr> passed;
+            std::size_t parked_bytes = 0;
             for (std::size_t looked = 0;
-                 !queue->empty() && batch.size() < most && looked < most * looked_at_per_item;
+                 !queue->empty() && batch.size() < most && looked < most * looked_at_per_item &&
+                 parked_bytes < parked_bytes_max;
                  ++looked) {
                 TaskPtr task = std::move(queue->front());
                 queue->pop_front();
-                const bool taken = keys.contains(task->key) ||
+                const bool taken = keys.contains(task->touches) ||
                                    (task->conversation && keys.contains(*task->conversation));
                 if (taken) {
                     passed.push_back(std::move(task));
                     continue;
                 }
-                keys.insert(task->key);
+                keys.insert(task->touches);
                 if (task->conversation) keys.insert(*task->conversation);
+                if (const auto* park = std::get_if<core::Park>(&task->operation))
+                    parked_bytes += park->bytes.size();
                 batch.push_back(std::move(task));
             }
             while (!passed.empty()) {

@@ -26,9 +26,13 @@ enum class Kind : std::uint8_t {
     complete,  ///< The statement that completes.
     read,      ///< Reads the row and expects to write nothing; if it must, the task becomes a `change`.
     change,    ///< Reads the row, decides, replaces it.
+    park,      ///< Puts messages into lists.
+    unpark,    ///< Takes messages out of lists.
     other,     ///< What is not a record. Never more than one to a statement.
 };
-inline constexpr std::size_t kinds = 5;
+inline constexpr std::size_t kinds = 7;
+/// A statement that parks so many bytes takes no more messages.
+inline constexpr std::size_t parked_bytes_max = 1U << 20;
 
 /// Who is told the answers: once for all of them, or of each.
 using Listener = std::variant<core::BatchDone, core::ItemDone>;
@@ -49,6 +53,7 @@ struct Task {
     std::shared_ptr<Submission> submission;
     std::size_t index = 0;
     StoredKey key;
+    StoredKey touches;                      ///< See core::touched_by: never twice in a statement.
     std::optional<StoredKey> conversation;  ///< That a completion appends to.
     core::StoreOperation operation;
     Kind kind = Kind::other;
@@ -77,8 +82,8 @@ class Queue {
   public:
     explicit Queue(std::size_t batch_max) : batch_max_(batch_max) {}
 
-    /// Splits the items into tasks and queues those that need not wait for another of them: items that touch one key, or one
-    /// conversation, are asked one after the other. False: closed; `items` and `done` are as they were.
+    /// Splits the items into tasks and queues those that need not wait for another of them: items that touch one key, one
+    /// conversation, or one place of a list, are asked one after the other. False: closed; `items` and `done` are as they were.
     bool submit(std::vector<core::Item>& items, Listener& done, const std::function<bool(const StoredKey&)>& known);
     /// Puts a task back that must be asked again, at its place by `ready`.
     void again(TaskPtr task);
@@ -86,7 +91,7 @@ class Queue {
     /// waited for it.
     void answer(TaskPtr task, base::Result<core::Decided> result);
 
-    /// The next batch: one kind, no key and no conversation twice, no more than batch_max; blocks until there is one. Empty after
+    /// The next batch: one kind, no key, no conversation and no place of a list twice, no more than batch_max; blocks until there is one. Empty after
     /// `idle_after` without anything to do, or once ended() (look there).
     Tasks take(std::chrono::milliseconds idle_after);
     /// Takes out what has been waiting since before `limit_of(task)`.

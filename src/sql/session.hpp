@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -95,6 +96,20 @@ struct ReadRows {
     StoreTime at;                          ///< Not after the moment the rows were read.
 };
 
+/// A message for its place in a list, if `fence` opened that last.
+struct Parking {
+    StoredKey list;
+    Nonce fence;
+    std::uint64_t place = 0;
+    std::string_view bytes;  ///< Outlive the call.
+};
+/// One flag per message: false: another opened its list last, and it was not written.
+struct ParkOutcome {
+    std::vector<bool> parked;
+    StoreTime at;
+};
+struct Place { StoredKey list; std::uint64_t place = 0; };
+
 struct PurgeCounts { std::size_t records = 0; std::size_t chunks = 0; std::size_t conversations = 0; };
 
 /// Not thread-safe: one thread at a time. Every operation is one transaction (one round trip where the database allows), blocks
@@ -114,8 +129,14 @@ class Session {
     virtual Tried<std::vector<bool>> replace(std::span<const Change> changes, const Ask& ask) = 0;
 
     /// The operations on what is not a record (PutChunk, GetChunk, GetConversation, GetTurns, DeleteConversation, ClaimValue,
-    /// ReplaceValue), one.
+    /// ReplaceValue, OpenParking, GetParked), one. OpenParking takes the list from the owner that it saw, and from nobody else, so
+    /// that a copy that is executed late fences off nobody: if another was faster it is Trouble::contended.
     virtual Tried<core::Decided> other(const StoredKey& key, const core::StoreOperation& operation, const Ask& ask) = 0;
+
+    /// Parks messages: no place twice. Synced.
+    virtual Tried<ParkOutcome> park(std::span<const Parking> messages, const Ask& ask) = 0;
+    /// Takes out what lies at these places, none of them twice. Answers the database's time.
+    virtual Tried<StoreTime> unpark(std::span<const Place> places, const Ask& ask) = 0;
 
     /// See core::Store. `cursor` is the last key of the former page. Bodies are left out.
     virtual Tried<std::vector<Row>> list(const core::ScanFilter& filter, const std::string& cursor, std::size_t limit,

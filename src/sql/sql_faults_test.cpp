@@ -214,6 +214,41 @@ TEST_F(SqlStore, any_other_lost_answer_is_told_as_unknown_and_asking_again_is_an
     EXPECT_EQ(ask(k, DeleteConversation{}).error().applied, base::Applied::unknown);
 }
 
+TEST_F(SqlStore, parking_whose_answer_was_lost_is_told_as_unknown_and_a_locked_list_waited_for) {
+    open();
+    once(Call::other, lost(base::Applied::unknown), true);
+    EXPECT_EQ(ask(k, OpenParking{nonce(1)}).error().applied, base::Applied::unknown);
+    once(Call::other, contended());
+    as<ParkingOpened>(ask(k, OpenParking{nonce(1)}));
+    for (const bool done : {false, true}) {
+        const std::uint64_t place = done ? 1 : 2;
+        once(Call::park, lost(base::Applied::unknown), done);
+        EXPECT_EQ(ask(k, Park{nonce(1), place, "x"}).error().applied, base::Applied::unknown);
+    }
+    const std::size_t statements = database.calls(Call::park);
+    EXPECT_EQ(statements, 2U) << "a copy may put back what was taken out meanwhile";
+    once(Call::other, lost(base::Applied::unknown));
+    EXPECT_EQ(as<ParkedFound>(ask(k, GetParked{})).messages.size(), 1U) << "a read is asked again";
+    once(Call::unpark, lost(base::Applied::unknown));
+    EXPECT_EQ(ask(k, Unpark{1}).error().applied, base::Applied::unknown);
+    as<Unparked>(ask(k, Unpark{1}));
+    as<ParkingOpened>(ask(key(1), OpenParking{nonce(1)}));
+    // One list at fault among others in a statement.
+    database.lock(k);
+    Answers answers = together({{key(1), Park{nonce(1), 1, "x"}},
+                                {k, Park{nonce(1), 2, "x"}},
+                                {key(1), Park{nonce(1), 3, "x"}}});
+    as<Parked>(answers[0].get().front());
+    as<Parked>(answers[2].get().front());
+    EXPECT_NE(answers[1].wait_for(0s), std::future_status::ready);
+    database.unlock(k);
+    as<Parked>(answers[1].get().front());
+    database.set_full(true);
+    const Asked full = ask(k, Park{nonce(1), 4, "x"});
+    ASSERT_FALSE(full);
+    EXPECT_EQ(full.error().code, base::ErrorCode::store_full);
+}
+
 TEST_F(SqlStore, a_read_whose_answer_was_lost_is_asked_again_once_and_never_unknown) {
     open();
     grant(k);

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "core/answers_singly.hpp"
+#include "sql/queue.hpp"
 
 namespace semel::sql {
 namespace {
@@ -36,6 +37,56 @@ TEST_F(SqlStore, a_batch_is_no_larger_than_batch_max_and_the_oldest_kind_goes_fi
         });
     };
     EXPECT_LT(first(Call::complete, 1), first(Call::insert, 10));
+}
+
+TEST_F(SqlStore, messages_of_one_list_share_a_statement_and_the_order_on_a_place_is_kept) {
+    open();
+    as<ParkingOpened>(ask(k, OpenParking{nonce(1)}));
+    std::vector<Item> items;
+    for (std::uint64_t place = 0; place < 60; ++place)
+        items.push_back({k, Park{nonce(1), place, "first"}});
+    for (const auto& result : submit(std::move(items)).get()) as<Parked>(result);
+    EXPECT_EQ(database.calls(Call::park), 1U);
+
+    items.clear();
+    for (std::uint64_t place = 5; place < 60; ++place) items.push_back({k, Unpark{place}});
+    items.push_back({k, Park{nonce(1), 9, "again"}});  // behind its Unpark
+    items.push_back({k, Park{nonce(2), 10, "a zombie's"}});
+    items.push_back({k, GetParked{}});
+    items.push_back({k, Unpark{1}});
+    items.push_back({k, OpenParking{nonce(2)}});
+    items.push_back({k, Park{nonce(2), 10, "the next owner's"}});
+    items.push_back({k, Park{nonce(1), 11, "a zombie's"}});
+    const BatchResults results = submit(std::move(items)).get();
+    EXPECT_EQ(database.calls(Call::unpark), 2U);
+    as<Parked>(results[55]);
+    as<ParkingLost>(results[56]);
+    const auto found = as<ParkedFound>(results[57]).messages;
+    ASSERT_EQ(found.size(), 6U);
+    EXPECT_EQ(found[5].bytes, "again");
+    as<Unparked>(results[58]);
+    as<ParkingOpened>(results[59]);
+    as<Parked>(results[60]);
+    as<ParkingLost>(results[61]);
+    std::vector<std::uint64_t> places;
+    for (const auto& one : as<ParkedFound>(ask(k, GetParked{})).messages)
+        places.push_back(one.place);
+    EXPECT_EQ(places, (std::vector<std::uint64_t>{0, 2, 3, 4, 9, 10}));
+}
+
+TEST_F(SqlStore, a_statement_that_parks_takes_no_more_messages_once_it_has_a_megabyte) {
+    open();
+    as<ParkingOpened>(ask(k, OpenParking{nonce(1)}));
+    std::vector<Item> items;
+    for (std::uint64_t place = 0; place < 6; ++place)
+        items.push_back({key(place), OpenParking{nonce(1)}});
+    for (const auto& result : submit(std::move(items)).get()) as<ParkingOpened>(result);
+    items.clear();
+    for (std::uint64_t place = 0; place < 6; ++place)
+        items.push_back(
+            {key(place), Park{nonce(1), place, std::string(parked_bytes_max / 2, 'm')}});
+    for (const auto& result : submit(std::move(items)).get()) as<Parked>(result);
+    EXPECT_EQ(sizes(Call::park), (std::vector<std::size_t>{2, 2, 2}));
 }
 
 TEST_F(SqlStore,

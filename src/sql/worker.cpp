@@ -42,7 +42,8 @@ StoreOutcome store_outcome(core::Outcome outcome) {
 bool only_reads(const StoreOperation& operation) {
     return std::holds_alternative<core::GetChunk>(operation) ||
            std::holds_alternative<core::GetConversation>(operation) ||
-           std::holds_alternative<core::GetTurns>(operation);
+           std::holds_alternative<core::GetTurns>(operation) ||
+           std::holds_alternative<core::GetParked>(operation);
 }
 
 /// The head says all of a first grant but its time.
@@ -215,6 +216,10 @@ void Worker::work(Tasks tasks) {
         case Kind::read:
         case Kind::change:
             return look(std::move(tasks));
+        case Kind::park:
+            return park(std::move(tasks));
+        case Kind::unpark:
+            return unpark(std::move(tasks));
         case Kind::other:
             return other(std::move(tasks.front()));
     }
@@ -296,6 +301,40 @@ void Worker::look(Tasks tasks) {
     for (std::size_t i = 0; i < tasks.size(); ++i)
         decide(std::move(tasks[i]), std::move(read.rows[i]), read.at, pending);
     write(std::move(pending));
+}
+
+void Worker::park(Tasks tasks) {
+    std::vector<Parking> messages;
+    messages.reserve(tasks.size());
+    for (const TaskPtr& task : tasks) {
+        const auto& park = std::get<core::Park>(task->operation);
+        messages.push_back({task->key, park.fence, park.place, park.bytes});
+    }
+    auto tried = asked(tasks, [&](const Ask& ask) { return session_->park(messages, ask); });
+    if (auto* problem = std::get_if<Problem>(&tried))
+        return kept(std::move(tasks), std::move(*problem), Step::write);
+    const auto& outcome = std::get<ParkOutcome>(tried);
+    SEMEL_ASSERT(outcome.parked.size() == tasks.size(),
+                 "a session says of each message whether it was parked");
+    told(outcome.at);
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+        const StoreOutcome of_one =
+            outcome.parked[i] ? StoreOutcome{core::Parked{}} : StoreOutcome{core::ParkingLost{}};
+        answer(std::move(tasks[i]), Decided{of_one, outcome.at});
+    }
+}
+
+void Worker::unpark(Tasks tasks) {
+    std::vector<Place> places;
+    places.reserve(tasks.size());
+    for (const TaskPtr& task : tasks)
+        places.push_back({task->key, std::get<core::Unpark>(task->operation).place});
+    auto tried = asked(tasks, [&](const Ask& ask) { return session_->unpark(places, ask); });
+    if (auto* problem = std::get_if<Problem>(&tried))
+        return kept(std::move(tasks), std::move(*problem), Step::write);
+    const StoreTime at = std::get<StoreTime>(tried);
+    told(at);
+    for (TaskPtr& task : tasks) answer(std::move(task), Decided{core::Unparked{}, at});
 }
 
 void Worker::other(TaskPtr task) {

@@ -76,6 +76,8 @@ class Worker {
     void insert(Tasks tasks);
     void complete(Tasks tasks);
     void look(Tasks tasks);
+    void park(Tasks tasks);
+    void unpark(Tasks tasks);
     void other(TaskPtr task);
 
     /// Decides on a row that was read (empty: there is none). What is to be written is added to `pending`, the rest is answered.

@@ -9,33 +9,21 @@
 #include <set>
 #include <thread>
 
-using namespace semel;        // NOLINT: a test file
-using namespace semel::core;  // NOLINT
+#include "contract/outcomes.hpp"
+
+using namespace semel;            // NOLINT: a test file
+using namespace semel::core;      // NOLINT
+using namespace semel::contract;  // NOLINT
 using namespace std::chrono_literals;
 
 namespace {
 
 constexpr milliseconds lease = 10s;
 
-/// Anywhere.
-StoredKey spread_key(const std::string& name) { return base::sha256("key " + name); }
-/// All in one bucket, as the keys of a session are: what one step touches together.
-StoredKey key(const std::string& name) {
-    StoredKey out = spread_key(name);
-    join_bucket(out, spread_key("session"));
-    return out;
-}
-
 Fingerprint body(const std::string& text) {
     Fingerprint fingerprint;
     fingerprint.raw = base::sha256(text);
     return fingerprint;
-}
-
-Nonce nonce(std::uint8_t number) {
-    Nonce out;
-    out.bytes.fill(number);
-    return out;
 }
 
 Answer answer(const std::string& text) {
@@ -50,42 +38,6 @@ Answer answer(const std::string& text) {
 }
 
 Failure failure(const std::string& code) { return {code, "for the test", 0}; }
-
-/// Name of the alternative that an outcome holds, for messages.
-std::string name_of(const StoreOutcome& outcome) {
-    static const char* const names[] = {"Granted",
-                                        "InFlight",
-                                        "NotDue",
-                                        "Replay",
-                                        "Mismatch",
-                                        "Unknown",
-                                        "Exhausted",
-                                        "Late",
-                                        "Applied",
-                                        "Fenced",
-                                        "Found",
-                                        "ChunkStored",
-                                        "ChunkFound",
-                                        "ChunkMissing",
-                                        "ConversationFound",
-                                        "ConversationMissing",
-                                        "TurnsFound",
-                                        "ConversationDeleted",
-                                        "Value"};
-    return names[outcome.index()];
-}
-
-/// The alternative that the test expects; a failure of the test and an empty one if it is another.
-template <class T>
-T as(const base::Result<Decided>& result) {
-    if (!result) {
-        ADD_FAILURE() << "error instead of an outcome: " << result.error().detail;
-        return T{};
-    }
-    if (const T* outcome = std::get_if<T>(&result->outcome)) return *outcome;
-    ADD_FAILURE() << "the outcome is " << name_of(result->outcome);
-    return T{};
-}
 
 /// Two states of a record, told apart in everything that a caller can see.
 void expect_same(const RecordPtr& a, const RecordPtr& b) {

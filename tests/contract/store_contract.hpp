@@ -4,7 +4,7 @@
 //     INSTANTIATE_TEST_SUITE_P(Memory, StoreContract, testing::Values(memory_factory()),
 //     contract::test_name);
 //
-// and links semel_store_contract (store_contract.cpp), which holds the tests.
+// and links semel_store_contract (store_contract.cpp, parking_contract.cpp), which holds the tests.
 #pragma once
 
 #include <gtest/gtest.h>

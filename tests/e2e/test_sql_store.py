@@ -158,7 +158,7 @@ def test_store_migrate_shows_then_makes_the_tables_and_serve_can_be_told_not_to(
     assert tables(server) == []
     done = migrate(semel)
     assert done.returncode == 0, done
-    assert {"semel_records", "semel_chunks", "semel_conversations", "semel_turns", "semel_values", "semel_schema"} <= set(tables(server))
+    assert {"semel_records", "semel_chunks", "semel_conversations", "semel_turns", "semel_values", "semel_parking", "semel_parked", "semel_schema"} <= set(tables(server))
     again = migrate(semel, "--dry-run")
     assert again.returncode == 0 and "CREATE" not in again.stdout, again
     assert migrate(semel).returncode == 0

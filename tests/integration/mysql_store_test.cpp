@@ -190,7 +190,10 @@ TEST_F(MysqlStore, every_statement_finds_its_rows_by_an_index) {
     sql("INSERT INTO semel_turns SELECT UNHEX(SHA2(seq,256)),1,'x','x','x',seq,0 FROM "
         "seq_1_to_5000");
     sql("INSERT INTO semel_values SELECT seq,'x' FROM seq_1_to_5000");
-    sql("ANALYZE TABLE semel_records,semel_chunks,semel_conversations,semel_turns,semel_values");
+    sql("INSERT INTO semel_parking SELECT UNHEX(SHA2(seq,256)),'fence' FROM seq_1_to_5000");
+    sql("INSERT INTO semel_parked SELECT UNHEX(SHA2(seq%20,256)),seq,'x' FROM seq_1_to_20000");
+    sql("ANALYZE TABLE semel_records,semel_chunks,semel_conversations,semel_turns,semel_values,"
+        "semel_parking,semel_parked");
 
     const StoreTime at{100};
     std::vector<StoredKey> keys;
@@ -208,6 +211,9 @@ TEST_F(MysqlStore, every_statement_finds_its_rows_by_an_index) {
     change.row.key = keys[0];
     const Append turn{
         .conversation = keys[0], .request_id = "id", .user_content = "?", .answer_content = ";'"};
+    const StoredKey list = base::sha256("7");
+    std::vector<sql::Place> places;
+    for (std::uint64_t n = 0; n < 64; ++n) places.push_back({list, 20 * n + 7});
     const std::vector<std::string> packets{
         owned_sql({&fresh, 1}),
         complete_sql(completion, at),
@@ -229,7 +235,12 @@ TEST_F(MysqlStore, every_statement_finds_its_rows_by_an_index) {
         get_conversation_sql(keys[0], "id"),
         get_turns_sql(keys[0], {}),
         delete_conversation_sql(keys[0]),
-        claim_value_sql({.name = "7", .value_if_absent = "x"})};
+        claim_value_sql({.name = "7", .value_if_absent = "x"}),
+        open_parking_sql(list, std::string(16, 'f'), nonce_of(1)),
+        hold_fence_sql(list),
+        park_sql({.list = list, .fence = nonce_of(1), .place = 5, .bytes = "x"}),
+        unpark_sql(places),
+        get_parked_sql(list, {.from = 700, .limit = 10})};
     auto target = parse_url(server().url(database));
     ASSERT_TRUE(target);
     auto made = Connection::open(*target, 2s);
@@ -238,7 +249,7 @@ TEST_F(MysqlStore, every_statement_finds_its_rows_by_an_index) {
     std::size_t explained = 0;
     for (const std::string& packet : packets) {
         for (const std::string& statement : statements_of(packet)) {
-            if (statement.find("VALUES(") != std::string::npos) continue;
+            if (statement.find(") VALUES(") != std::string::npos) continue;
             auto plan = connection.run("EXPLAIN " + statement, steady_clock::now() + 2s);
             ASSERT_EQ(plan.index(), 0U) << std::get<1>(plan).error.detail << statement;
             for (const auto& row : std::get<0>(plan)[0].rows) {
@@ -407,6 +418,108 @@ TEST_F(MysqlStore, when_a_holder_rolls_back_each_of_eight_waiters_gets_the_true_
                              "variable_name='innodb_deadlocks'")
                       .value());
     EXPECT_GT(deadlocks, 0) << "the server made none: this test shows nothing";
+}
+
+// ---------------------------------------------------------------- parked messages
+
+TEST_F(MysqlStore, parking_waits_for_a_take_over_and_then_sees_it) {
+    open();
+    const StoredKey list = key_of(1);
+    EXPECT_TRUE(is<ParkingOpened>(ask(*store, list, OpenParking{nonce_of(1)})));
+    EXPECT_TRUE(is<Parked>(ask(*store, list, Park{nonce_of(1), 1, "one"})));
+    const auto other = server().connect(true, database);
+    MysqlServer::run(other.get(), "START TRANSACTION");
+    // Of nonce_of(2), by a program that has not committed yet.
+    ASSERT_TRUE(MysqlServer::run(other.get(), "UPDATE semel_parking SET fence=X'" +
+                                                  base::hex(view_of(nonce_of(2))) +
+                                                  "' WHERE k=" + literal(list))
+                    .ok());
+    std::vector<Item> items;
+    for (std::uint64_t place = 2; place < 20; ++place)
+        items.push_back({list, Park{nonce_of(1), place, "late"}});
+    items.push_back({key_of(2), OpenParking{nonce_of(3)}});
+    auto answers = all_at_once(*store, std::move(items));
+    EXPECT_TRUE(is<ParkingOpened>(answers.back().get()));
+    EXPECT_EQ(answers.front().wait_for(0s), std::future_status::timeout);
+    MysqlServer::run(other.get(), "COMMIT");
+    answers.pop_back();
+    for (auto& answer : answers) EXPECT_TRUE(is<ParkingLost>(answer.get()));
+    EXPECT_EQ(as<ParkedFound>(ask(*store, list, GetParked{})).messages.size(), 1U);
+    EXPECT_TRUE(is<Parked>(ask(*store, list, Park{nonce_of(2), 2, "mine"})));
+}
+
+TEST_F(MysqlStore, a_take_over_waits_until_what_is_being_parked_is_committed) {
+    open();
+    const StoredKey list = key_of(1);
+    EXPECT_TRUE(is<ParkingOpened>(ask(*store, list, OpenParking{nonce_of(1)})));
+    // Another program parks, and has not committed yet.
+    const auto other = server().connect(true, database);
+    MysqlServer::run(other.get(), "START TRANSACTION");
+    const sql::Parking seven{.list = list, .fence = nonce_of(1), .place = 7, .bytes = "seven"};
+    for (const std::string& one :
+         {stores::mysql::hold_fence_sql(list), stores::mysql::park_sql(seven)})
+        ASSERT_TRUE(MysqlServer::run(other.get(), one).ok());
+    std::vector<Item> items;
+    items.push_back({list, OpenParking{nonce_of(2)}});
+    items.push_back({key_of(2), OpenParking{nonce_of(3)}});
+    auto answers = all_at_once(*store, std::move(items));
+    EXPECT_TRUE(is<ParkingOpened>(answers.back().get()));
+    EXPECT_EQ(answers.front().wait_for(50ms), std::future_status::timeout);
+    MysqlServer::run(other.get(), "COMMIT");
+    EXPECT_TRUE(is<ParkingOpened>(answers.front().get()));
+    const auto found = as<ParkedFound>(ask(*store, list, GetParked{})).messages;
+    ASSERT_EQ(found.size(), 1U);
+    EXPECT_EQ(found[0].bytes, "seven");
+}
+
+TEST_F(MysqlStore, a_take_over_from_an_owner_who_is_it_no_longer_fences_off_nobody) {
+    open();
+    const StoredKey list = key_of(1);
+    EXPECT_TRUE(is<ParkingOpened>(ask(*store, list, OpenParking{nonce_of(1)})));
+    EXPECT_TRUE(is<ParkingOpened>(ask(*store, list, OpenParking{nonce_of(2)})));
+    // Statements of one who saw nobody, or the first owner, and that are executed only now.
+    const std::string first(view_of(nonce_of(1)));
+    for (const auto& seen : {std::optional<std::string>(), std::optional(first)}) {
+        for (const std::string& one :
+             statements_of(stores::mysql::open_parking_sql(list, seen, nonce_of(3))))
+            sql(one);
+    }
+    EXPECT_TRUE(is<Parked>(ask(*store, list, Park{nonce_of(2), 1, "one"})));
+    EXPECT_TRUE(is<ParkingLost>(ask(*store, list, Park{nonce_of(3), 2, "two"})));
+}
+
+TEST_F(MysqlStore, messages_of_a_megabyte_are_parked_beside_small_ones_in_several_lists) {
+    open();
+    std::vector<Item> items;
+    const auto message = [](std::uint64_t place) {
+        return body_of(place, place % 10 == 3 ? 1'000'000 : 700);
+    };
+    for (std::uint64_t list = 1; list <= 3; ++list)
+        EXPECT_TRUE(is<ParkingOpened>(ask(*store, key_of(list), OpenParking{nonce_of(list)})));
+    for (std::uint64_t place = 0; place < 120; ++place) {
+        const std::uint64_t list = 1 + place % 3;
+        // Every seventh by somebody who does not own the list.
+        const Nonce owner = nonce_of(place % 7 == 0 ? 99 : list);
+        items.push_back({key_of(list), Park{owner, place, message(place)}});
+    }
+    const auto answers = ask(*store, std::move(items));
+    std::vector<Item> out;
+    for (std::uint64_t place = 0; place < 120; ++place) {
+        EXPECT_EQ(is<ParkingLost>(answers[place]), place % 7 == 0) << place;
+        EXPECT_EQ(is<Parked>(answers[place]), place % 7 != 0) << place;
+        if (place % 2 == 0) out.push_back({key_of(1 + place % 3), Unpark{place}});
+    }
+    for (const auto& answer : ask(*store, std::move(out))) EXPECT_TRUE(is<Unparked>(answer));
+    std::size_t left = 0;
+    for (std::uint64_t list = 1; list <= 3; ++list) {
+        for (const auto& one : as<ParkedFound>(ask(*store, key_of(list), GetParked{})).messages) {
+            EXPECT_EQ(1 + one.place % 3, list);
+            EXPECT_EQ(one.place % 2, 1U);
+            EXPECT_EQ(one.bytes, message(one.place));
+            ++left;
+        }
+    }
+    EXPECT_EQ(left, 51U);
 }
 
 // ---------------------------------------------------------------- settings of the server
@@ -636,11 +749,11 @@ TEST_F(MysqlStore, tables_of_a_newer_version_or_of_another_shape_are_refused) {
     open();
     store.reset();
     const std::string url = server().url(database);
-    sql("INSERT INTO semel_schema VALUES(2, 1)");
+    sql("INSERT INTO semel_schema VALUES(3, 1)");
     base::Error error = refusal(url);
     EXPECT_EQ(error.code, base::ErrorCode::store_version);
-    EXPECT_THAT(error.detail, HasSubstr("version 2, made by a newer program"));
-    sql("DELETE FROM semel_schema WHERE version=2");
+    EXPECT_THAT(error.detail, HasSubstr("version 3, made by a newer program"));
+    sql("DELETE FROM semel_schema WHERE version=3");
 
     sql("ALTER TABLE semel_records MODIFY k VARCHAR(32) NOT NULL");
     error = refusal(url);
@@ -661,7 +774,7 @@ TEST_F(MysqlStore, the_migration_can_be_planned_forbidden_and_taken_up_half_way)
     const MysqlOptions options{.url = server().url(database), .time = {}};
     const auto plan = stores::plan_mysql_migration(options);
     ASSERT_TRUE(plan) << plan.error().detail;
-    ASSERT_EQ(plan->size(), 7U);
+    ASSERT_EQ(plan->size(), 10U);
     EXPECT_THAT(refusal(options.url, false).detail, HasSubstr("missing or of an older version"));
     // A program that died in the middle of it, or an administrator who did half.
     for (std::size_t i = 0; i < 3; ++i) sql((*plan)[i]);
@@ -671,6 +784,33 @@ TEST_F(MysqlStore, the_migration_can_be_planned_forbidden_and_taken_up_half_way)
     ASSERT_TRUE(after) << after.error().detail;
     EXPECT_TRUE(after->empty());
     EXPECT_EQ(refusal(options.url, false).detail, "it was opened");
+}
+
+TEST_F(MysqlStore, a_database_of_version_1_keeps_its_records_and_gets_lists_of_parked_messages) {
+    open();
+    live_through(*store, 1);
+    const FencingToken running = grant(*store, 2);
+    store.reset();
+    // As 0001_tables.sql alone makes it.
+    sql("DROP TABLE semel_parking, semel_parked");
+    sql("DELETE FROM semel_schema WHERE version=2");
+    const std::string url = server().url(database);
+    EXPECT_THAT(refusal(url, false).detail, HasSubstr("missing or of an older version"));
+    const auto plan = stores::plan_mysql_migration({.url = url, .time = {}});
+    ASSERT_TRUE(plan) << plan.error().detail;
+    EXPECT_EQ(plan->size(), 3U);
+    open();
+    EXPECT_EQ(sql("SELECT GROUP_CONCAT(version ORDER BY version) FROM semel_schema").value(),
+              "1,2");
+    const auto replay = as<Replay>(ask(*store, key_of(1), acquire_of(1)));
+    ASSERT_NE(replay.record, nullptr);
+    EXPECT_EQ(*replay.record->answer->body, body_of(1, 1000));
+    EXPECT_TRUE(is<Applied>(ask(*store, key_of(2), complete_of(2, running, 10))));
+    EXPECT_TRUE(is<ParkingOpened>(ask(*store, key_of(3), OpenParking{nonce_of(1)})));
+    EXPECT_TRUE(is<Parked>(ask(*store, key_of(3), Park{nonce_of(1), 7, "message"})));
+    store.reset();
+    sql("ALTER TABLE semel_parked DROP PRIMARY KEY, ADD PRIMARY KEY (place, k)");
+    EXPECT_THAT(refusal(url).detail, HasSubstr("semel_parked primary 0 1 k"));
 }
 
 TEST_F(MysqlStore, eight_programs_may_open_an_empty_database_at_once) {

@@ -434,7 +434,7 @@ TEST(PostgresMigration, four_that_open_at_once_make_the_tables_once) {
         }));
     }
     for (auto& one : all) EXPECT_EQ(one.get(), "");
-    EXPECT_EQ(server().ask("SELECT version FROM crowd.semel_schema"), "1");
+    EXPECT_EQ(server().ask("SELECT version FROM crowd.semel_schema"), "2");
 }
 
 TEST(PostgresMigration, a_plan_changes_nothing_and_says_what_opening_then_does) {
@@ -457,13 +457,44 @@ TEST(PostgresMigration, a_plan_changes_nothing_and_says_what_opening_then_does) 
     EXPECT_TRUE(is<Granted>(ask(*store, key_of(1), acquire_of(1))));
 }
 
+TEST(PostgresMigration, tables_of_version_1_keep_their_records_and_get_lists_of_parked_messages) {
+    const PostgresOptions options{.url = server().url(), .schema = "older"};
+    auto store = open(options);
+    const auto token = [&](std::uint64_t n) {
+        const auto granted = ask(*store, key_of(n), acquire_of(n));
+        EXPECT_TRUE(is<Granted>(granted));
+        return std::get<Granted>(granted->outcome).token;
+    };
+    EXPECT_TRUE(is<Applied>(ask(*store, key_of(1), complete_of(1, token(1), 1000))));
+    const FencingToken running = token(2);
+    store.reset();
+    // As 0001_records.sql alone makes them.
+    server().ask("DROP TABLE older.semel_parking, older.semel_parked");
+    server().ask("UPDATE older.semel_schema SET version = 1");
+    const auto forbidden =
+        stores::open_postgres_store({.url = options.url, .schema = "older", .migrate = false});
+    ASSERT_FALSE(forbidden);
+    EXPECT_THAT(forbidden.error().detail, HasSubstr("store migrate"));
+    const auto plan = stores::plan_postgres_migration(options);
+    ASSERT_TRUE(plan) << plan.error().detail;
+    EXPECT_EQ(plan->size(), 3U);
+    store = open(options);
+    EXPECT_EQ(server().ask("SELECT version FROM older.semel_schema"), "2");
+    const auto replay = ask(*store, key_of(1), acquire_of(1));
+    ASSERT_TRUE(is<Replay>(replay));
+    EXPECT_EQ(*std::get<Replay>(replay->outcome).record->answer->body, body_of(1, 1000));
+    EXPECT_TRUE(is<Applied>(ask(*store, key_of(2), complete_of(2, running, 10))));
+    EXPECT_TRUE(is<ParkingOpened>(ask(*store, key_of(3), OpenParking{nonce_of(1)})));
+    EXPECT_TRUE(is<Parked>(ask(*store, key_of(3), Park{nonce_of(1), 7, "message"})));
+}
+
 TEST(PostgresMigration, newer_and_foreign_tables_are_refused_also_while_running) {
     auto store = open({.url = server().url(), .schema = "later"});
-    server().ask("UPDATE later.semel_schema SET version = 2");
+    server().ask("UPDATE later.semel_schema SET version = 3");
     auto made = stores::open_postgres_store({.url = server().url(), .schema = "later"});
     ASSERT_FALSE(made);
     EXPECT_EQ(made.error().code, base::ErrorCode::store_version);
-    EXPECT_THAT(made.error().detail, AllOf(HasSubstr("version 2"), HasSubstr("later")));
+    EXPECT_THAT(made.error().detail, AllOf(HasSubstr("version 3"), HasSubstr("later")));
     const auto plan = stores::plan_postgres_migration({.url = server().url(), .schema = "later"});
     ASSERT_FALSE(plan);
     EXPECT_EQ(plan.error().code, base::ErrorCode::store_version);

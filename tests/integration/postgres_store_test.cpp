@@ -112,7 +112,11 @@ TEST_F(PostgresStore, every_statement_finds_its_rows_by_an_index_and_locks_in_th
           "INSERT INTO @.semel_turns SELECT sha256(i::text::bytea), 1, '\\x', '\\x', '\\x', i, "
           "false FROM generate_series(1, 5000) AS i",
           "INSERT INTO @.semel_values SELECT i::text::bytea, '\\x' FROM generate_series(1, 5000) "
-          "AS i"}) {
+          "AS i",
+          "INSERT INTO @.semel_parking SELECT sha256(i::text::bytea), '\\x' FROM "
+          "generate_series(1, 5000) AS i",
+          "INSERT INTO @.semel_parked SELECT sha256((i % 20)::text::bytea), i, '\\x' FROM "
+          "generate_series(1, 20000) AS i"}) {
         std::string text = sql;
         text.replace(text.find('@'), 1, schema);
         const auto answer = server().query(text);
@@ -230,6 +234,121 @@ TEST_F(PostgresStore, a_purged_and_reborn_row_is_never_taken_for_the_one_that_wa
                            .at = {}};
     auto replaced = session->replace(std::span(&late, 1), {});
     EXPECT_FALSE(std::get<0>(replaced).front());
+}
+
+// ---------------------------------------------------------------- parked messages
+
+TEST_F(PostgresStore, parking_waits_for_a_take_over_and_then_sees_it) {
+    open();
+    const StoredKey list = key_of(1);
+    as<ParkingOpened>(ask(*store, list, OpenParking{nonce_of(1)}));
+    as<Parked>(ask(*store, list, Park{nonce_of(1), 1, "one"}));
+    PostgresClient other(server().url());
+    other.query("BEGIN");
+    // Of nonce_of(2), by a program that has not committed yet.
+    ASSERT_TRUE(other
+                    .query("UPDATE " + schema + ".semel_parking SET fence = '\\x" +
+                           base::hex(view_of(nonce_of(2))) + "'")
+                    .ok);
+    std::vector<Item> items;
+    for (std::uint64_t place = 2; place < 20; ++place)
+        items.push_back({list, Park{nonce_of(1), place, "late"}});
+    items.push_back({key_of(2), OpenParking{nonce_of(3)}});
+    auto answers = all_at_once(*store, std::move(items));
+    EXPECT_TRUE(is<ParkingOpened>(answers.back().get()));
+    EXPECT_EQ(answers.front().wait_for(0s), std::future_status::timeout);
+    other.query("COMMIT");
+    answers.pop_back();
+    for (auto& answer : answers) EXPECT_TRUE(is<ParkingLost>(answer.get()));
+    EXPECT_EQ(as<ParkedFound>(ask(*store, list, GetParked{})).messages.size(), 1U);
+    as<Parked>(ask(*store, list, Park{nonce_of(2), 2, "mine"}));
+}
+
+TEST_F(PostgresStore, a_take_over_waits_until_what_is_being_parked_is_committed) {
+    open();
+    const StoredKey list = key_of(1);
+    as<ParkingOpened>(ask(*store, list, OpenParking{nonce_of(1)}));
+    // Another program's statement that parks, as park.sql makes it, and that has not committed yet.
+    const stores::postgres::Statements statements(schema);
+    PostgresClient other(server().url());
+    other.query("BEGIN");
+    ASSERT_TRUE(other.query("PREPARE park AS " + statements[stores::postgres::Id::park].sql).ok);
+    const auto array = [](std::string_view bytes) {
+        return "ARRAY['\\x" + base::hex(bytes) + "'::bytea]";
+    };
+    const auto parked =
+        other.query("EXECUTE park(" + array(list.view()) + ", " + array(view_of(nonce_of(1))) +
+                    ", ARRAY[7], " + array("seven") + ")");
+    ASSERT_TRUE(parked.ok) << parked.message;
+    ASSERT_EQ(parked.rows.size(), 1U);
+    std::vector<Item> items;
+    items.push_back({list, OpenParking{nonce_of(2)}});
+    items.push_back({key_of(2), OpenParking{nonce_of(3)}});
+    auto answers = all_at_once(*store, std::move(items));
+    EXPECT_TRUE(is<ParkingOpened>(answers.back().get()));
+    EXPECT_EQ(answers.front().wait_for(50ms), std::future_status::timeout);
+    other.query("COMMIT");
+    EXPECT_TRUE(is<ParkingOpened>(answers.front().get()));
+    const auto found = as<ParkedFound>(ask(*store, list, GetParked{})).messages;
+    ASSERT_EQ(found.size(), 1U);
+    EXPECT_EQ(found[0].bytes, "seven");
+}
+
+TEST_F(PostgresStore, a_take_over_from_an_owner_who_is_it_no_longer_fences_off_nobody) {
+    open();
+    const StoredKey list = key_of(1);
+    as<ParkingOpened>(ask(*store, list, OpenParking{nonce_of(1)}));
+    as<ParkingOpened>(ask(*store, list, OpenParking{nonce_of(2)}));
+    // Statements of one who saw nobody, or the first owner, and that are executed only now.
+    const stores::postgres::Statements statements(schema);
+    PostgresClient other(server().url());
+    ASSERT_TRUE(
+        other.query("PREPARE take AS " + statements[stores::postgres::Id::parking_open].sql).ok);
+    const auto literal = [](const Nonce& nonce) {
+        return "'\\x" + base::hex(view_of(nonce)) + "'";
+    };
+    for (const std::string& seen : {std::string("NULL"), literal(nonce_of(1))}) {
+        const auto late = other.query("EXECUTE take(" + bytea(list) + ", " + seen + ", " +
+                                      literal(nonce_of(3)) + ")");
+        ASSERT_TRUE(late.ok) << late.message;
+        EXPECT_TRUE(late.rows.empty());
+    }
+    as<Parked>(ask(*store, list, Park{nonce_of(2), 1, "one"}));
+    as<ParkingLost>(ask(*store, list, Park{nonce_of(3), 2, "two"}));
+}
+
+TEST_F(PostgresStore, messages_of_a_megabyte_are_parked_beside_small_ones_in_several_lists) {
+    open();
+    std::vector<Item> items;
+    const auto message = [](std::uint64_t place) {
+        return body_of(place, place % 10 == 3 ? 1'000'000 : 700);
+    };
+    for (std::uint64_t list = 1; list <= 3; ++list)
+        as<ParkingOpened>(ask(*store, key_of(list), OpenParking{nonce_of(list)}));
+    for (std::uint64_t place = 0; place < 120; ++place) {
+        const std::uint64_t list = 1 + place % 3;
+        // Every seventh by somebody who does not own the list.
+        const Nonce owner = nonce_of(place % 7 == 0 ? 99 : list);
+        items.push_back({key_of(list), Park{owner, place, message(place)}});
+    }
+    const auto answers = ask(*store, std::move(items));
+    std::vector<Item> out;
+    for (std::uint64_t place = 0; place < 120; ++place) {
+        EXPECT_EQ(is<ParkingLost>(answers[place]), place % 7 == 0) << place;
+        EXPECT_EQ(is<Parked>(answers[place]), place % 7 != 0) << place;
+        if (place % 2 == 0) out.push_back({key_of(1 + place % 3), Unpark{place}});
+    }
+    for (const auto& answer : ask(*store, std::move(out))) EXPECT_TRUE(is<Unparked>(answer));
+    std::size_t left = 0;
+    for (std::uint64_t list = 1; list <= 3; ++list) {
+        for (const auto& one : as<ParkedFound>(ask(*store, key_of(list), GetParked{})).messages) {
+            EXPECT_EQ(1 + one.place % 3, list);
+            EXPECT_EQ(one.place % 2, 1U);
+            EXPECT_EQ(one.bytes, message(one.place));
+            ++left;
+        }
+    }
+    EXPECT_EQ(left, 51U);
 }
 
 // ---------------------------------------------------------------- one item at fault

@@ -123,6 +123,52 @@ TEST(Rabbitmq, headers_and_properties_arrive_as_they_were_published) {
     EXPECT_EQ(got[1].properties.message_id, "");
 }
 
+TEST(Rabbitmq, bodies_of_many_frames_arrive_whole_while_the_queues_length_is_asked_for) {
+    constexpr std::size_t of_a_frame = 131'072 - 8;
+    const std::string queue = server().new_queue();
+    std::vector<std::string> values;
+    for (const std::size_t size : {std::size_t{0}, of_a_frame - 1, of_a_frame, of_a_frame + 1,
+                                   2 * of_a_frame, 3 * of_a_frame + 7, std::size_t{2'000'000}}) {
+        for (std::size_t n = 0; n < 3; ++n) {
+            std::string& value = values.emplace_back(size, static_cast<char>('a' + n));
+            for (std::size_t at = 0; at < size; at += 1000)
+                value[at] = static_cast<char>(at / 1000);
+            values.push_back("small " + std::to_string(values.size()));
+        }
+    }
+    Pen pen;
+    pen.write(queue, values);
+    auto source = source_of(config_for(queue));
+    RecordingListener listener(*source, {.settle = true});
+    ASSERT_TRUE(source->start(listener));
+    // An answer is awaited among the frames of messages.
+    const auto all_came = [&] {
+        const auto lag = source->lag(kWithin);
+        return lag.has_value() && listener.count() == values.size();
+    };
+    ASSERT_TRUE(ServerProcess::eventually(all_came)) << listener.all_problems();
+    EXPECT_TRUE(listener.values() == values);
+    ASSERT_TRUE(source->commit(kWithin));
+    EXPECT_EQ(server().unacknowledged(queue), 0u);
+    EXPECT_EQ(listener.told("lost").size(), 0u) << listener.all_problems();
+}
+
+TEST(Rabbitmq, a_full_queue_is_read_in_order_and_none_of_it_stays_unacknowledged) {
+    constexpr int count = 20'000;
+    const std::string queue = server().new_queue();
+    Pen pen;
+    pen.write(queue, numbered(count));
+    auto source = source_of(config_for(queue, 2000));
+    RecordingListener listener(*source, {.settle = true});
+    ASSERT_TRUE(source->start(listener));
+    ASSERT_TRUE(listener.wait_count(count)) << listener.all_problems();
+    EXPECT_TRUE(listener.values() == numbered(count)) << "in the queue's order, once each";
+    // Nobody asks for it: they are acknowledged by themselves.
+    EXPECT_TRUE(ServerProcess::eventually([&] { return server().unacknowledged(queue) == 0; }));
+    EXPECT_EQ(server().ready(queue), 0u);
+    EXPECT_EQ(listener.told("lost").size(), 0u) << listener.all_problems();
+}
+
 TEST(Rabbitmq, a_stuck_message_does_not_stop_the_queue_and_is_the_only_one_left) {
     const std::string queue = server().new_queue();
     Pen pen;

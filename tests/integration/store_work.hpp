@@ -5,6 +5,7 @@
 #include <cstring>
 #include <future>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,10 @@ inline core::Nonce nonce_of(std::uint64_t n) {
     std::memcpy(nonce.bytes.data(), &n, sizeof n);
     nonce.bytes[14] = 1;
     return nonce;
+}
+
+inline std::string_view view_of(const core::Nonce& nonce) {
+    return {reinterpret_cast<const char*>(nonce.bytes.data()), nonce.bytes.size()};
 }
 
 inline core::Acquire acquire_of(std::uint64_t n, core::Policy policy = {}) {

@@ -122,6 +122,12 @@ class PlantedSession final : public Session {
                                const Ask& ask) override {
         return inner_->other(key, operation, ask);
     }
+    Tried<ParkOutcome> park(std::span<const Parking> messages, const Ask& ask) override {
+        return inner_->park(messages, ask);
+    }
+    Tried<StoreTime> unpark(std::span<const Place> places, const Ask& ask) override {
+        return inner_->unpark(places, ask);
+    }
     Tried<std::vector<Row>> list(const core::ScanFilter& filter, const std::string& cursor,
                                  std::size_t limit, const Ask& ask) override {
         return inner_->list(filter, cursor, limit, ask);

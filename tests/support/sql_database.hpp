@@ -30,7 +30,19 @@ using namespace core;  // NOLINT: for tests
 /// Thread-safe. Outlives its sessions.
 class SqlDatabase {
   public:
-    enum class Call { connect, insert, complete, read, replace, other, list, purge, time };
+    enum class Call {
+        connect,
+        insert,
+        complete,
+        read,
+        replace,
+        park,
+        unpark,
+        other,
+        list,
+        purge,
+        time
+    };
     /// A statement as it arrives.
     struct Asked {
         Call call;
@@ -154,6 +166,10 @@ class SqlDatabase {
         std::vector<Turn> turns;
         std::unordered_set<std::string> request_ids;
     };
+    struct Parking {
+        std::optional<Nonce> fence;
+        std::map<std::uint64_t, std::string> messages;  // by place
+    };
     using ChunkId = std::pair<FencingToken, std::uint32_t>;
 
     class Session final : public sql::Session {
@@ -210,11 +226,30 @@ class SqlDatabase {
             const bool writes = std::holds_alternative<PutChunk>(operation) ||
                                 std::holds_alternative<ClaimValue>(operation) ||
                                 std::holds_alternative<ReplaceValue>(operation) ||
+                                std::holds_alternative<OpenParking>(operation) ||
                                 std::holds_alternative<DeleteConversation>(operation);
             return run<Decided>(Call::other, {key}, ask, writes, [&](StoreTime at) {
                 return Decided{
                     std::visit([&](const auto& op) { return database_.other(key, op); }, operation),
                     at};
+            });
+        }
+        sql::Tried<sql::ParkOutcome> park(std::span<const sql::Parking> messages,
+                                          const sql::Ask& ask) override {
+            return run<sql::ParkOutcome>(Call::park, lists_of(messages), ask, true,
+                                         [&](StoreTime at) {
+                                             sql::ParkOutcome out{.parked = {}, .at = at};
+                                             for (const sql::Parking& message : messages)
+                                                 out.parked.push_back(database_.park(message));
+                                             return out;
+                                         });
+        }
+        sql::Tried<StoreTime> unpark(std::span<const sql::Place> places,
+                                     const sql::Ask& ask) override {
+            return run<StoreTime>(Call::unpark, lists_of(places), ask, true, [&](StoreTime at) {
+                for (const sql::Place& one : places)
+                    database_.parkings_[one.list].messages.erase(one.place);
+                return at;
             });
         }
         sql::Tried<std::vector<sql::Row>> list(const ScanFilter& filter, const std::string& cursor,
@@ -237,6 +272,18 @@ class SqlDatabase {
             std::vector<StoredKey> keys;
             for (const auto& row : rows) keys.push_back(row.key);
             return keys;
+        }
+
+        template <class Places>
+        static std::vector<StoredKey> lists_of(const Places& places) {
+            std::set<std::pair<StoredKey, std::uint64_t>> all;
+            std::set<StoredKey> lists;
+            for (const auto& one : places) {
+                EXPECT_TRUE(all.insert({one.list, one.place}).second)
+                    << "a place twice in one statement";
+                lists.insert(one.list);
+            }
+            return {lists.begin(), lists.end()};
         }
 
         /// All or nothing, as one transaction.
@@ -399,6 +446,26 @@ class SqlDatabase {
         return Value{values_[op.name] = op.value};
     }
 
+    StoreOutcome other(const StoredKey& key, const OpenParking& op) {
+        parkings_[key].fence = op.fence;
+        return ParkingOpened{};
+    }
+    StoreOutcome other(const StoredKey& key, const GetParked& op) {
+        ParkedFound found;
+        const auto& messages = parkings_[key].messages;
+        for (auto at = messages.lower_bound(op.from);
+             at != messages.end() && found.messages.size() < op.limit; ++at)
+            found.messages.push_back({.place = at->first, .bytes = at->second});
+        return found;
+    }
+
+    bool park(const sql::Parking& message) {
+        Parking& list = parkings_[message.list];
+        if (list.fence != message.fence) return false;
+        list.messages[message.place] = message.bytes;
+        return true;
+    }
+
     static bool expired(const sql::Row& row, StoreTime at) {
         return row.expires.us != 0 && row.expires <= at;
     }
@@ -460,6 +527,7 @@ class SqlDatabase {
     std::map<StoredKey, sql::Row> rows_;
     std::map<StoredKey, std::map<ChunkId, std::string>> chunks_;
     std::map<StoredKey, Thread> conversations_;
+    std::map<StoredKey, Parking> parkings_;
     std::map<std::string, std::string> values_;
 };
 

@@ -125,6 +125,10 @@ class MemoryStore final : public Store {
         std::unordered_set<std::string> request_ids;
     };
     using Chunks = std::map<std::uint32_t, std::string>;  // by number
+    struct Parking {
+        Nonce fence;
+        std::map<std::uint64_t, std::string> messages;  // by place
+    };
 
     static base::Error stopping() {
         return {.code = base::ErrorCode::stopping,
@@ -216,6 +220,35 @@ class MemoryStore final : public Store {
         return Value{std::move(operation.value)};
     }
 
+    StoreOutcome apply(const StoredKey& key, OpenParking operation, StoreTime) {
+        parkings_[key].fence = operation.fence;
+        return ParkingOpened{};
+    }
+
+    StoreOutcome apply(const StoredKey& key, Park operation, StoreTime) {
+        const auto it = parkings_.find(key);
+        if (it == parkings_.end() || it->second.fence != operation.fence) return ParkingLost{};
+        it->second.messages[operation.place] = std::move(operation.bytes);
+        return Parked{};
+    }
+
+    StoreOutcome apply(const StoredKey& key, GetParked operation, StoreTime) {
+        ParkedFound found;
+        const auto it = parkings_.find(key);
+        if (it == parkings_.end()) return found;
+        const auto& messages = it->second.messages;
+        for (auto at = messages.lower_bound(operation.from);
+             at != messages.end() && found.messages.size() < operation.limit; ++at)
+            found.messages.push_back({.place = at->first, .bytes = at->second});
+        return found;
+    }
+
+    StoreOutcome apply(const StoredKey& key, Unpark operation, StoreTime) {
+        if (const auto it = parkings_.find(key); it != parkings_.end())
+            it->second.messages.erase(operation.place);
+        return Unparked{};
+    }
+
     void append(Append turn, StoreTime at) {
         Thread& thread = conversations_[turn.conversation];
         if (!thread.request_ids.insert(turn.request_id).second) return;
@@ -254,6 +287,7 @@ class MemoryStore final : public Store {
     std::map<StoredKey, RecordPtr> records_;  // ordered: scan pages go by key
     std::map<StoredKey, std::map<FencingToken, Chunks>> chunks_;
     std::map<StoredKey, Thread> conversations_;
+    std::map<StoredKey, Parking> parkings_;
     std::map<std::string, std::string> values_;
 };
 

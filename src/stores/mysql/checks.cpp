@@ -234,16 +234,30 @@ std::string trial() {
                            .head = "trial"};
     const sql::Completion completion{
         .key = key, .token = {1}, .nonce = {}, .done = {}, .body = {}, .append = {}};
+    const sql::Place parked{.list = key, .place = 1};
     std::string sql = "START TRANSACTION;";
-    for (const std::string& one :
-         {insert_sql({&fresh, 1}, now, false), complete_sql(completion, now), remember_sql(0, "1"),
-          append_sql(0, turn), put_chunk_sql(key, {.token = {1}, .n = 0, .bytes = {}}, now),
-          claim_value_sql({.name = random, .value_if_absent = {}}),
-          replace_value_sql({.name = random, .value = {}}), delete_expired_sql({&key, 1}, now),
-          delete_idle_sql({&key, 1}, now), delete_conversation_sql(key),
-          chunk_owners_sql(random, 1), list_sql({}, {}, 1, now), expired_sql(1, now),
-          list_sql({.dead_leases_only = true}, {}, 1, now), idle_sql(1, now),
-          get_turns_sql(key, {})})
+    for (const std::string& one : {insert_sql({&fresh, 1}, now, false),
+                                   complete_sql(completion, now),
+                                   remember_sql(0, "1"),
+                                   append_sql(0, turn),
+                                   put_chunk_sql(key, {.token = {1}, .n = 0, .bytes = {}}, now),
+                                   claim_value_sql({.name = random, .value_if_absent = {}}),
+                                   replace_value_sql({.name = random, .value = {}}),
+                                   delete_expired_sql({&key, 1}, now),
+                                   open_parking_sql(key, {}, {}),
+                                   open_parking_sql(key, std::string(16, '\0'), {}),
+                                   hold_fence_sql(key),
+                                   park_sql({.list = key, .fence = {}, .place = 1, .bytes = {}}),
+                                   unpark_sql({&parked, 1}),
+                                   get_parked_sql(key, {}),
+                                   delete_idle_sql({&key, 1}, now),
+                                   delete_conversation_sql(key),
+                                   chunk_owners_sql(random, 1),
+                                   list_sql({}, {}, 1, now),
+                                   expired_sql(1, now),
+                                   list_sql({.dead_leases_only = true}, {}, 1, now),
+                                   idle_sql(1, now),
+                                   get_turns_sql(key, {})})
         sql += one + ";";
     return sql + "ROLLBACK";
 }

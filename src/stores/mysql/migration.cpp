@@ -31,7 +31,8 @@ constexpr std::string_view kColumnsQuestion =
     "SELECT CONCAT_WS(' ', LOWER(c.table_name), LOWER(c.column_name), c.data_type,"
     " IF(c.data_type IN ('binary','varbinary'), c.character_maximum_length, ''), c.is_nullable)"
     " FROM information_schema.columns c WHERE c.table_schema=DATABASE() AND c.table_name IN"
-    " ('semel_records','semel_chunks','semel_conversations','semel_turns','semel_values')";
+    " ('semel_records','semel_chunks','semel_conversations','semel_turns','semel_values',"
+    "'semel_parking','semel_parked')";
 constexpr const char* kColumns[] = {
     "semel_records k binary 32 NO",
     "semel_records version bigint  NO",
@@ -64,12 +65,18 @@ constexpr const char* kColumns[] = {
     "semel_turns late tinyint  NO",
     "semel_values name varbinary 255 NO",
     "semel_values value longblob  NO",
+    "semel_parking k binary 32 NO",
+    "semel_parking fence binary 16 NO",
+    "semel_parked k binary 32 NO",
+    "semel_parked place bigint  NO",
+    "semel_parked bytes longblob  NO",
 };
 constexpr std::string_view kIndexesQuestion =
     "SELECT CONCAT_WS(' ', LOWER(s.table_name), LOWER(s.index_name), s.non_unique, s.seq_in_index, "
     "LOWER(s.column_name))"
     " FROM information_schema.statistics s WHERE s.table_schema=DATABASE() AND s.table_name IN"
-    " ('semel_records','semel_chunks','semel_conversations','semel_turns','semel_values')";
+    " ('semel_records','semel_chunks','semel_conversations','semel_turns','semel_values',"
+    "'semel_parking','semel_parked')";
 constexpr const char* kIndexes[] = {
     "semel_records primary 0 1 k",        "semel_records by_end 1 1 expires",
     "semel_records by_end 1 2 lease_end", "semel_chunks primary 0 1 k",
@@ -77,14 +84,15 @@ constexpr const char* kIndexes[] = {
     "semel_conversations primary 0 1 k",  "semel_conversations by_use 1 1 last_used",
     "semel_turns primary 0 1 k",          "semel_turns primary 0 2 number",
     "semel_turns by_request 0 1 k",       "semel_turns by_request 0 2 request_id",
-    "semel_values primary 0 1 name",
+    "semel_values primary 0 1 name",      "semel_parking primary 0 1 k",
+    "semel_parked primary 0 1 k",         "semel_parked primary 0 2 place",
 };
 constexpr std::string_view kEnginesQuestion =
     "SELECT LOWER(t.table_name), t.engine FROM information_schema.tables t WHERE "
     "t.table_schema=DATABASE() AND"
     " t.table_name IN "
-    "('semel_records','semel_chunks','semel_conversations','semel_turns','semel_values','semel_"
-    "schema')";
+    "('semel_records','semel_chunks','semel_conversations','semel_turns','semel_values',"
+    "'semel_parking','semel_parked','semel_schema')";
 
 base::Error refused(std::string detail) {
     return {.code = base::ErrorCode::invalid_argument, .detail = std::move(detail)};

@@ -52,6 +52,10 @@ Number number(const std::optional<std::string>& text) {
     return value;
 }
 
+std::string bytes_of(const Nonce& fence) {
+    return {reinterpret_cast<const char*>(fence.bytes.data()), fence.bytes.size()};
+}
+
 std::string seconds(milliseconds time) {
     return std::to_string(static_cast<double>(time.count()) / 1000);
 }
@@ -82,6 +86,8 @@ class MysqlSession final : public Session {
     Tried<std::vector<bool>> replace(std::span<const Change> changes, const Ask& ask) override;
     Tried<Decided> other(const StoredKey& key, const core::StoreOperation& operation,
                          const Ask& ask) override;
+    Tried<ParkOutcome> park(std::span<const Parking> messages, const Ask& ask) override;
+    Tried<StoreTime> unpark(std::span<const Place> places, const Ask& ask) override;
     Tried<std::vector<Row>> list(const core::ScanFilter& filter, const std::string& cursor,
                                  std::size_t limit, const Ask& ask) override;
     Tried<PurgeCounts> purge(std::size_t limit, const Ask& ask) override;
@@ -97,6 +103,7 @@ class MysqlSession final : public Session {
     // A statement that waits for nobody; `with_clock`: behind one that asks for the time.
     Tried<Results> look(const std::string& select, const Ask& ask, bool with_clock = false);
     Tried<ReadRows> read_one(const StoredKey& key, bool with_body, const Ask& ask);
+    Tried<Decided> open_parking(const StoredKey& list, const Nonce& fence, const Ask& ask);
     // One table's deletion of a purge: how many of `keys` are gone.
     template <class Statement>
     Tried<std::size_t> remove(std::span<const StoredKey> keys, const Ask& ask, Statement statement);
@@ -439,6 +446,18 @@ Tried<Decided> MysqlSession::other(const StoredKey& key, const core::StoreOperat
             return core::ConversationDeleted{all[1].affected != 0};
         });
     }
+    if (const auto* open = std::get_if<core::OpenParking>(&operation))
+        return open_parking(key, open->fence, ask);
+    if (const auto* get = std::get_if<core::GetParked>(&operation)) {
+        return decided(asked(get_parked_sql(key, *get)), [](Results& all) -> StoreOutcome {
+            core::ParkedFound found;
+            found.messages.reserve(all[1].rows.size());
+            for (Values& values : all[1].rows)
+                found.messages.push_back({.place = number<std::uint64_t>(values[0]),
+                                          .bytes = std::move(values[1]).value_or("")});
+            return found;
+        });
+    }
     if (const auto* claim = std::get_if<core::ClaimValue>(&operation)) {
         return decided(done(claim_value_sql(*claim), false), [](Results& all) -> StoreOutcome {
             return core::Value{all[2].rows.empty() ? std::string{}
@@ -449,6 +468,82 @@ Tried<Decided> MysqlSession::other(const StoredKey& key, const core::StoreOperat
     SEMEL_ASSERT(replaced != nullptr, "operations on records have statements of their own");
     return decided(done(replace_value_sql(*replaced), false),
                    [&](Results&) -> StoreOutcome { return core::Value{replaced->value}; });
+}
+
+Tried<Decided> MysqlSession::open_parking(const StoredKey& list, const Nonce& fence,
+                                          const Ask& ask) {
+    auto looked = look(fence_sql(list), ask);
+    if (auto* problem = std::get_if<Problem>(&looked)) return std::move(*problem);
+    const auto& owner = std::get<0>(looked).back().rows;
+    const std::optional<std::string> seen = owner.empty() ? std::nullopt : owner[0][0];
+    auto answer = write("SELECT " + clock_sql(ask.time) + ";" + open_parking_sql(list, seen, fence),
+                        true, ask);
+    if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
+    const Results& all = std::get<0>(answer);
+    if (all.size() < 3 || all[0].rows.size() != 1 || all[2].rows.size() != 1) return unexpected();
+    if (all[2].rows[0][0] != bytes_of(fence))
+        return Problem{Trouble::contended,
+                       {.code = base::ErrorCode::store_unavailable,
+                        .detail = "another took the list of parked messages over meanwhile"}};
+    return Decided{core::ParkingOpened{}, {number<std::int64_t>(all[0].rows[0][0])}};
+}
+
+// In the order of lists and places.
+template <class T>
+std::vector<const T*> in_place_order(std::span<const T> all) {
+    std::vector<const T*> sorted;
+    sorted.reserve(all.size());
+    for (const T& one : all) sorted.push_back(&one);
+    std::sort(sorted.begin(), sorted.end(), [](const T* a, const T* b) {
+        return std::tie(a->list, a->place) < std::tie(b->list, b->place);
+    });
+    return sorted;
+}
+
+Tried<ParkOutcome> MysqlSession::park(std::span<const Parking> messages, const Ask& ask) {
+    const auto sorted = in_place_order(messages);
+    Packet packet;
+    packet.add("SELECT " + clock_sql(ask.time));
+    // Held until the commit, so that they cannot be taken over between two of the messages. In
+    // which result.
+    std::map<StoredKey, std::size_t> lists;
+    for (const Parking* one : sorted) {
+        if (!lists.try_emplace(one->list, lists.size() + 1).second) continue;
+        packet.add(hold_fence_sql(one->list));
+    }
+    for (const Parking* one : sorted) packet.add(park_sql(*one));
+    auto answer = write(packet.text(), true, ask);
+    if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
+    const Results& all = std::get<0>(answer);
+    if (all.size() <= lists.size() || all[0].rows.size() != 1) return unexpected();
+    ParkOutcome outcome{.parked = {}, .at = {number<std::int64_t>(all[0].rows[0][0])}};
+    for (const Parking& one : messages) {
+        const auto& owner = all[lists[one.list]].rows;
+        outcome.parked.push_back(!owner.empty() && owner[0][0] == bytes_of(one.fence));
+    }
+    return outcome;
+}
+
+Tried<StoreTime> MysqlSession::unpark(std::span<const Place> places, const Ask& ask) {
+    std::vector<Place> sorted;
+    for (const Place* one : in_place_order(places)) sorted.push_back(*one);
+    Packet packet;
+    packet.add("SELECT " + clock_sql(ask.time));
+    std::size_t lists = 0;
+    for (std::span<const Place> rest(sorted); !rest.empty(); ++lists) {
+        const auto end = std::find_if(rest.begin(), rest.end(), [&](const Place& one) {
+            return one.list != rest.front().list;
+        });
+        const auto of_list = static_cast<std::size_t>(end - rest.begin());
+        packet.add(unpark_sql(rest.first(of_list)));
+        rest = rest.subspan(of_list);
+    }
+    // One statement commits by itself.
+    auto answer = write(packet.text(), lists > 1, ask);
+    if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
+    const Results& all = std::get<0>(answer);
+    if (all.empty() || all[0].rows.size() != 1) return unexpected();
+    return StoreTime{number<std::int64_t>(all[0].rows[0][0])};
 }
 
 Tried<std::vector<Row>> MysqlSession::list(const core::ScanFilter& filter,

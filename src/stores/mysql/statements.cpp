@@ -17,6 +17,12 @@ std::string_view bytes_of(const core::Nonce& nonce) {
 
 void append_number(std::string& sql, std::int64_t number) { sql += std::to_string(number); }
 
+// Places are below 2^63.
+std::int64_t place_number(std::uint64_t place) {
+    constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    return static_cast<std::int64_t>(std::min(place, most));
+}
+
 void append_optional(std::string& sql, const std::optional<std::string>& bytes) {
     if (bytes) {
         append_bytes(sql, *bytes);
@@ -408,6 +414,66 @@ std::string replace_value_sql(const core::ReplaceValue& value) {
     std::string sql = "INSERT INTO semel_values(name,value) VALUES(";
     append_bytes(sql, value.name);
     return sql + "," + bytes + ") ON DUPLICATE KEY UPDATE value=" + bytes;
+}
+
+std::string fence_sql(const StoredKey& list) {
+    std::string sql = "SELECT fence FROM semel_parking WHERE k=";
+    append_key(sql, list);
+    return sql;
+}
+
+std::string open_parking_sql(const StoredKey& list, const std::optional<std::string>& seen,
+                             const core::Nonce& fence) {
+    std::string sql;
+    if (seen) {
+        sql = "UPDATE semel_parking SET fence=";
+        append_bytes(sql, bytes_of(fence));
+        sql += " WHERE k=";
+        append_key(sql, list);
+        sql += " AND fence=";
+        append_bytes(sql, *seen);
+    } else {
+        sql = "INSERT INTO semel_parking(k,fence) VALUES(";
+        append_key(sql, list);
+        sql += ',';
+        append_bytes(sql, bytes_of(fence));
+        sql += ") ON DUPLICATE KEY UPDATE k=semel_parking.k";
+    }
+    return sql + ";" + fence_sql(list);
+}
+
+std::string hold_fence_sql(const StoredKey& list) {
+    return fence_sql(list) + " LOCK IN SHARE MODE";
+}
+
+std::string park_sql(const sql::Parking& message) {
+    std::string sql = "INSERT INTO semel_parked(k,place,bytes) SELECT k,";
+    append_number(sql, place_number(message.place));
+    sql += ',';
+    append_bytes(sql, message.bytes);
+    sql += " FROM semel_parking WHERE k=";
+    append_key(sql, message.list);
+    sql += " AND fence=";
+    append_bytes(sql, bytes_of(message.fence));
+    return sql + " ON DUPLICATE KEY UPDATE bytes=VALUES(bytes)";
+}
+
+std::string unpark_sql(std::span<const sql::Place> places) {
+    std::string sql = "DELETE FROM semel_parked WHERE k=";
+    append_key(sql, places.front().list);
+    sql += " AND place IN(";
+    for (const sql::Place& one : places) {
+        if (&one != places.data()) sql += ',';
+        append_number(sql, place_number(one.place));
+    }
+    return sql + ")";
+}
+
+std::string get_parked_sql(const StoredKey& list, const core::GetParked& what) {
+    std::string sql = "SELECT place,bytes FROM semel_parked WHERE k=";
+    append_key(sql, list);
+    return sql + " AND place>=" + std::to_string(place_number(what.from)) +
+           " ORDER BY place LIMIT " + std::to_string(what.limit);
 }
 
 }  // namespace semel::stores::mysql

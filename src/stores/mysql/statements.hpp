@@ -90,4 +90,18 @@ std::string delete_conversation_sql(const StoredKey& key);
 std::string claim_value_sql(const core::ClaimValue& value);
 std::string replace_value_sql(const core::ReplaceValue& value);
 
+/// The fence of a list of parked messages.
+std::string fence_sql(const StoredKey& list);
+/// Two statements, in one transaction: take the list over from `seen` (empty: from nobody), and
+/// answer with the fence that then is in it.
+std::string open_parking_sql(const StoredKey& list, const std::optional<std::string>& seen,
+                             const core::Nonce& fence);
+/// The fence of a list, which stays until the end of the transaction.
+std::string hold_fence_sql(const StoredKey& list);
+/// Parks a message if its fence is the list's.
+std::string park_sql(const sql::Parking& message);
+/// Of one list.
+std::string unpark_sql(std::span<const sql::Place> places);
+std::string get_parked_sql(const StoredKey& list, const core::GetParked& what);
+
 }  // namespace semel::stores::mysql

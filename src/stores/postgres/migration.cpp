@@ -6,10 +6,10 @@ namespace semel::stores::postgres {
 
 namespace {
 
-/// What 0001_records.sql makes, and what remembers its version.
+/// What migrations/*.sql make, and what remembers their version.
 constexpr const char* tables_known =
     "'semel_schema', 'semel_records', 'semel_chunks', 'semel_conversations', 'semel_turns', "
-    "'semel_values'";
+    "'semel_values', 'semel_parking', 'semel_parked'";
 
 struct Tables {
     bool schema = false;

@@ -29,6 +29,12 @@ Parameter time_of(const Ask& ask) {
     return number(ask.time ? std::optional(ask.time->us) : std::nullopt);
 }
 
+Parameter nothing() {
+    Parameter out;
+    out.null = true;
+    return out;
+}
+
 /// Where each row is in the keys' order, in which they are locked.
 template <class T>
 std::vector<std::size_t> in_key_order(std::span<const T> rows) {
@@ -106,11 +112,7 @@ Step insert_one_step(const Statements& statements, const Fresh& row, Parameter t
 }
 
 Step complete_one_step(const Statements& statements, const Completion& row, Parameter time) {
-    Parameter body;
-    if (row.body)
-        body = bytes(*row.body);
-    else
-        body.null = true;
+    Parameter body = row.body ? bytes(*row.body) : nothing();
     return step(statements[Id::complete_one],
                 {std::move(time), bytes(row.key.view()), number(signed_of(row.token)),
                  bytes(view(row.nonce)), bytes(row.done), std::move(body)});
@@ -189,6 +191,47 @@ void append_all(const Statements& statements, const std::vector<Appended>& turns
     });
     for (const std::size_t i : order)
         append_steps(statements, *turns[i].record, *turns[i].turn, turns[i].time, to);
+}
+
+/// Where each one is in the order of lists and places.
+template <class T>
+std::vector<std::size_t> in_place_order(std::span<const T> all) {
+    std::vector<std::size_t> order(all.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return std::tie(all[a].list, all[a].place) < std::tie(all[b].list, all[b].place);
+    });
+    return order;
+}
+
+/// Places are below 2^63.
+std::int64_t place_number(std::uint64_t place) {
+    constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    return static_cast<std::int64_t>(std::min(place, most));
+}
+
+Step park_step(const Statements& statements, std::span<const Parking> messages,
+               const std::vector<std::size_t>& order) {
+    ByteStrings lists(order.size()), fences(order.size()), bytes(order.size());
+    Numbers places(order.size());
+    for (const std::size_t i : order) {
+        lists.add(messages[i].list.view());
+        fences.add(view(messages[i].fence));
+        places.add(place_number(messages[i].place));
+        bytes.add(messages[i].bytes);
+    }
+    return step(statements[Id::park], {std::move(lists).done(), std::move(fences).done(),
+                                       std::move(places).done(), std::move(bytes).done()});
+}
+
+Step unpark_step(const Statements& statements, std::span<const Place> all) {
+    ByteStrings lists(all.size());
+    Numbers places(all.size());
+    for (const std::size_t i : in_place_order(all)) {
+        lists.add(all[i].list.view());
+        places.add(place_number(all[i].place));
+    }
+    return step(statements[Id::unpark], {std::move(lists).done(), std::move(places).done()});
 }
 
 Step read_step(const Statements& statements, std::span<const StoredKey> keys, bool with_bodies,
@@ -341,6 +384,37 @@ class PostgresSession final : public Session {
         return std::visit([&](const auto& one) { return other_one(key, one, ask); }, operation);
     }
 
+    Tried<ParkOutcome> park(std::span<const Parking> messages, const Ask& ask) override {
+        const auto order = in_place_order(messages);
+        auto answer = run(
+            {step((*statements_)[Id::value_synced], {}), park_step(*statements_, messages, order),
+             step((*statements_)[Id::time], {time_of(ask)})},
+            ask);
+        if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
+        const auto& all = std::get<0>(answer);
+        ParkOutcome out{.parked = std::vector<bool>(messages.size()), .at = {all[2].number(0, 0)}};
+        for (std::size_t i = 0; i < all[1].size(); ++i) {
+            const auto told = std::pair(all[1].bytes(i, 0), all[1].number(i, 1));
+            const auto found = std::lower_bound(
+                order.begin(), order.end(), told, [&](std::size_t at, const auto& wanted) {
+                    return std::pair(messages[at].list.view(), place_number(messages[at].place)) <
+                           wanted;
+                });
+            if (found != order.end() && messages[*found].list.view() == told.first &&
+                place_number(messages[*found].place) == told.second)
+                out.parked[*found] = true;
+        }
+        return out;
+    }
+
+    Tried<StoreTime> unpark(std::span<const Place> places, const Ask& ask) override {
+        auto answer =
+            run({unpark_step(*statements_, places), step((*statements_)[Id::time], {time_of(ask)})},
+                ask);
+        if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
+        return StoreTime{std::get<0>(answer)[1].number(0, 0)};
+    }
+
     Tried<std::vector<Row>> list(const ScanFilter& filter, const std::string& cursor,
                                  std::size_t limit, const Ask& ask) override {
         auto answer = run({list_step(*statements_, filter, cursor, limit, time_of(ask))}, ask);
@@ -486,12 +560,44 @@ class PostgresSession final : public Session {
              step((*statements_)[Id::value_replace], {bytes(asked.name), bytes(asked.value)})},
             ask, [&](const auto&) { return Value{asked.value}; });
     }
-    /// An operation on a record: the store decides those.
+    Tried<Decided> other_one(const StoredKey& key, const OpenParking& asked, const Ask& ask) {
+        auto seen = run({step((*statements_)[Id::parking_fence], {bytes(key.view())})}, ask);
+        if (auto* problem = std::get_if<Problem>(&seen)) return std::move(*problem);
+        const Rows& owner = std::get<0>(seen).front();
+        Parameter fence = owner.size() == 0 ? nothing() : bytes(owner.bytes(0, 0));
+        auto answer = run({step((*statements_)[Id::value_synced], {}),
+                           step((*statements_)[Id::parking_open],
+                                {bytes(key.view()), std::move(fence), bytes(view(asked.fence))}),
+                           step((*statements_)[Id::time], {time_of(ask)})},
+                          ask);
+        if (auto* problem = std::get_if<Problem>(&answer)) return std::move(*problem);
+        const auto& rows = std::get<0>(answer);
+        if (rows[1].size() == 0)
+            return Problem{Trouble::contended,
+                           {.code = base::ErrorCode::store_unavailable,
+                            .detail = "another took the list of parked messages over meanwhile"}};
+        return Decided{ParkingOpened{}, StoreTime{rows[2].number(0, 0)}};
+    }
+    Tried<Decided> other_one(const StoredKey& key, const GetParked& asked, const Ask& ask) {
+        return decided({step((*statements_)[Id::parked_get],
+                             {bytes(key.view()), number(place_number(asked.from)),
+                              number(std::int64_t{asked.limit})})},
+                       ask, [](const auto& rows) {
+                           ParkedFound found;
+                           found.messages.reserve(rows[0].size());
+                           for (std::size_t i = 0; i < rows[0].size(); ++i)
+                               found.messages.push_back(
+                                   {.place = static_cast<std::uint64_t>(rows[0].number(i, 0)),
+                                    .bytes = std::string(rows[0].bytes(i, 1))});
+                           return found;
+                       });
+    }
+    /// An operation on a record, or one that has a statement for many.
     template <class Operation>
     Tried<Decided> other_one(const StoredKey&, const Operation&, const Ask&) {
         return Problem{Trouble::refused,
                        {.code = base::ErrorCode::invalid_argument,
-                        .detail = "an operation on a record is decided by the store"}};
+                        .detail = "this operation is not asked one by one"}};
     }
 
     struct ChunkPlace {
@@ -553,6 +659,13 @@ std::vector<Step> trial_of(const Statements& statements) {
     add(Id::value_claim, {bytes(name), bytes("")});
     add(Id::value_get, {bytes(name)});
     add(Id::value_replace, {bytes(name), bytes("")});
+    const Parking parked{.list = key, .fence = nonce, .place = 0, .bytes = {}};
+    const Place place{.list = key, .place = 0};
+    add(Id::parking_fence, {k});
+    add(Id::parking_open, {k, nothing(), bytes(view(nonce))});
+    out.push_back(park_step(statements, std::span(&parked, 1), only));
+    add(Id::parked_get, {k, none, at});
+    out.push_back(unpark_step(statements, std::span(&place, 1)));
     out.push_back(list_step(statements, {.status = 255}, std::string(32, '\xff'), 1, at));
     out.push_back(list_step(statements, {.undecided_only = true, .status = 255},
                             std::string(32, '\xff'), 1, at));

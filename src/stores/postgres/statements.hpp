@@ -11,7 +11,7 @@
 namespace semel::stores::postgres {
 
 /// The highest schema version that this binary knows, and makes.
-inline constexpr int schema_version = 1;
+inline constexpr int schema_version = 2;
 
 /// A file each.
 enum class Id : std::uint8_t {
@@ -34,6 +34,11 @@ enum class Id : std::uint8_t {
     value_claim,
     value_get,
     value_replace,
+    parking_fence,
+    parking_open,
+    park,
+    unpark,
+    parked_get,
     list,
     list_undecided,
     purge_records,

@@ -413,12 +413,14 @@ std::vector<Step> trial_steps(const std::string& prefix, const std::string& tag,
     writes({"ZADD", set, "1", "member"});
     writes({"PEXPIRE", set, trial_ttl_ms});
     reads({"ZRANGEBYSCORE", set, "-inf", "+inf", "LIMIT", "0", "1"});
+    reads({"ZRANGEBYLEX", set, "-", "+", "LIMIT", "0", "1"});
     writes({"ZREM", set, "member"});
     writes({"HSET", hash, "field", "value"});
     writes({"PEXPIRE", hash, trial_ttl_ms});
     reads({"HGET", hash, "field"});
     reads({"HMGET", hash, "field"});
     reads({"HEXISTS", hash, "field"});
+    writes({"HDEL", hash, "field"});
     reads({"EVAL", std::string(trial_source), "1", key});
     Command script = plain({"1", key}, slot, false);
     script.script = &trial_script;

@@ -16,6 +16,8 @@ constexpr char record_kind = 'r';
 constexpr char conversation_kind = 's';
 constexpr char chunk_kind = 'c';
 constexpr char undecided_kind = 'u';
+constexpr char parking_kind = 'p';
+constexpr char places_kind = 'q';
 constexpr std::string_view value_tag = "v";
 
 std::string tag_of(std::uint16_t bucket) {
@@ -79,6 +81,12 @@ std::string Names::chunk(const core::StoredKey& key, core::FencingToken token,
            std::to_string(token.value) + ":" + std::to_string(n);
 }
 std::string Names::undecided(std::uint16_t bucket) const { return begin(bucket, undecided_kind); }
+std::string Names::parking(const core::StoredKey& list) const {
+    return begin(core::bucket_of(list), parking_kind) + ":" + base::base64url(list.view());
+}
+std::string Names::places(const core::StoredKey& list) const {
+    return begin(core::bucket_of(list), places_kind) + ":" + base::base64url(list.view());
+}
 std::string Names::value(std::string_view name) const {
     return prefix_ + ":{" + std::string(value_tag) + "}:" + std::string(name);
 }
@@ -324,6 +332,27 @@ base::Result<core::Turn> decode_turn(std::string_view bytes) {
         *text = std::string(in.take(in.u32()));
     if (!in.ok() || !in.at_end()) return corrupt("a turn of a conversation");
     return turn;
+}
+
+// -------------------------------------------------------------------- parked messages
+
+std::string place_name(std::uint64_t place) {
+    std::string name(sizeof place, '\0');
+    for (std::size_t i = name.size(); i > 0; --i, place >>= 8)
+        name[i - 1] = static_cast<char>(place & 0xff);
+    return name;
+}
+
+base::Result<std::uint64_t> place_in(std::string_view name) {
+    std::uint64_t place = 0;
+    if (name.size() != sizeof place)
+        return base::Error{.code = base::ErrorCode::store_corrupt,
+                           .detail = "redis: a list of parked messages has a place of " +
+                                     std::to_string(name.size()) +
+                                     " bytes; is another program writing to this server under the "
+                                     "same prefix?"};
+    for (const char byte : name) place = (place << 8) | static_cast<unsigned char>(byte);
+    return place;
 }
 
 }  // namespace semel::stores::redis

@@ -23,9 +23,12 @@ class Names {
                                     std::uint32_t n) const;
     /// The set of a bucket's undecided records, by the end of their lease.
     [[nodiscard]] std::string undecided(std::uint16_t bucket) const;
+    /// A list of parked messages: its fence and their bytes; their places in order.
+    [[nodiscard]] std::string parking(const core::StoredKey& list) const;
+    [[nodiscard]] std::string places(const core::StoredKey& list) const;
     /// A deployment-wide value.
     [[nodiscard]] std::string value(std::string_view name) const;
-    /// A pattern for SCAN: every key of this deployment.
+    /// A pattern for SCAN: every key of this deployment that a listing or a purge looks at.
     [[nodiscard]] std::string pattern() const;
     [[nodiscard]] std::uint16_t slot(std::uint16_t bucket) const { return slots_[bucket]; }
     [[nodiscard]] std::uint16_t value_slot() const { return value_slot_; }
@@ -62,6 +65,12 @@ base::Result<core::Record> decode(std::string_view bytes, bool* answer_elsewhere
 std::string encode_turn(const core::Append& turn);
 /// The inverse, of what a script stored.
 base::Result<core::Turn> decode_turn(std::string_view bytes);
+
+/// A parked message's place as the field or member that has it: big-endian, so that bytes sort like
+/// numbers.
+std::string place_name(std::uint64_t place);
+/// The inverse. Error store_corrupt.
+base::Result<std::uint64_t> place_in(std::string_view name);
 
 /// Little-endian numbers, as the scripts' struct.pack writes them.
 void put8(std::string& out, std::uint8_t value);

@@ -75,7 +75,7 @@ TEST(RedisLayout, names_of_a_key_share_its_buckets_tag_and_are_read_back) {
     const core::FencingToken token{1'800'000'000'000'001};
     for (const std::string& name :
          {names.record(key), names.conversation(key), names.chunk(key, token, 7),
-          names.undecided(core::bucket_of(key))}) {
+          names.undecided(core::bucket_of(key)), names.parking(key), names.places(key)}) {
         EXPECT_TRUE(name.starts_with("my*prefix:" + tag)) << name;
         EXPECT_EQ(slot_of(tag), names.slot(core::bucket_of(key)));
     }
@@ -93,7 +93,26 @@ TEST(RedisLayout, names_of_a_key_share_its_buckets_tag_and_are_read_back) {
     }
     EXPECT_EQ(names.parse(names.chunk(key, token, 7).substr(0, names.record(key).size() + 5)).kind,
               Kind::other);
+    for (const std::string& parked : {names.parking(key), names.places(key)})
+        EXPECT_EQ(names.parse(parked).kind, Kind::other) << parked;
     EXPECT_EQ(names.pattern(), "my\\*prefix:{b????}:[rcs]:*");
+}
+
+TEST(RedisLayout, places_are_sorted_by_their_bytes_as_by_their_numbers) {
+    std::string former;
+    for (const std::uint64_t place :
+         std::initializer_list<std::uint64_t>{0, 1, 127, 128, 255, 256, 65535, 65536,
+                                              (1ULL << 53) - 1, 1ULL << 53, (1ULL << 63) - 1}) {
+        const std::string name = place_name(place);
+        EXPECT_EQ(name.size(), 8U);
+        EXPECT_LT(former, name);
+        const auto back = place_in(name);
+        ASSERT_TRUE(back);
+        EXPECT_EQ(*back, place);
+        former = name;
+    }
+    for (const char* other : {"", "f", "1234567", "123456789"})
+        EXPECT_EQ(place_in(other).error().code, base::ErrorCode::store_corrupt);
 }
 
 TEST(RedisLayout, a_turn_is_read_back_behind_what_the_script_sets) {

@@ -43,6 +43,10 @@ void put_raw(std::string& out, const Bytes& bytes) {
     out.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
+std::string fence_bytes(const Nonce& fence) {
+    return {reinterpret_cast<const char*>(fence.bytes.data()), fence.bytes.size()};
+}
+
 template <class Part>
 std::string bytes_of(const Part& part, bool present) {
     std::string out;
@@ -79,6 +83,18 @@ class Builder {
   private:
     Command command_;
 };
+
+void add_word(Command& command, std::string_view text) {
+    append_argument(command.wire, text);
+    ++command.arguments;
+}
+void add_message(Command& command, const Park& park) {
+    add_word(command, place_name(park.place));
+    add_word(command, park.bytes);
+}
+void add_message(Command& command, const Unpark& unpark) {
+    add_word(command, place_name(unpark.place));
+}
 
 /// Plain commands.
 class Asking {
@@ -152,12 +168,43 @@ class Asking {
             .repeatable()
             .take();
     }
+    Command operator()(const OpenParking&) const {
+        SEMEL_ASSERT(false, "a list is taken over from who was seen in it: open_parking()");
+    }
+    /// Not repeatable: a copy that comes late would put back what was taken out meanwhile. Who gets
+    /// no answer may shut it out with a new fence.
+    Command operator()(const Park& op) const {
+        Command command = on_list(scripts().park).word(fence_bytes(op.fence)).take();
+        add_message(command, op);
+        return command;
+    }
+    /// A place is not used again before its message has been delivered again.
+    Command operator()(const Unpark& op) const {
+        Command command = on_list(scripts().unpark).repeatable().take();
+        add_message(command, op);
+        return command;
+    }
+    Command operator()(const GetParked& op) const {
+        return on_list(scripts().parked)
+            .word(place_name(op.from))
+            .word(std::to_string(op.limit))
+            .reads()
+            .repeatable()
+            .take();
+    }
 
     Command get(std::string_view name) const {
         return Builder(nullptr, slot_).word("GET").word(name).reads().repeatable().take();
     }
 
   private:
+    /// A script that is given a list of parked messages.
+    [[nodiscard]] Builder on_list(const Script& script) const {
+        Builder out(&script, slot_);
+        out.word("2").word(names_.parking(key_)).word(names_.places(key_));
+        return out;
+    }
+
     const StoredKey& key_;
     const Names& names_;
     std::uint16_t slot_;
@@ -331,6 +378,26 @@ class Reading {
     }
     base::Result<StoreOutcome> operator()(const ReplaceValue& op) const {
         return StoreOutcome{Value{op.value}};
+    }
+    base::Result<StoreOutcome> operator()(const Park&) const {
+        if (reply_.kind != Reply::Kind::integer) return unreadable("of parking");
+        if (reply_.integer == 0) return StoreOutcome{ParkingLost{}};
+        return StoreOutcome{Parked{}};
+    }
+    base::Result<StoreOutcome> operator()(const Unpark&) const { return StoreOutcome{Unparked{}}; }
+    base::Result<StoreOutcome> operator()(const GetParked&) const {
+        ParkedFound found;
+        const std::vector<Reply>& told = reply_.elements;
+        if (reply_.kind != Reply::Kind::array || told.size() % 2 != 0)
+            return unreadable("of parked messages");
+        found.messages.reserve(told.size() / 2);
+        for (std::size_t i = 0; i < told.size(); i += 2) {
+            const auto place = place_in(told[i].text);
+            if (!place) return place.error();
+            if (told[i + 1].kind != Reply::Kind::string) return unreadable("a parked message's");
+            found.messages.push_back({.place = *place, .bytes = told[i + 1].text});
+        }
+        return StoreOutcome{std::move(found)};
     }
 
   private:
@@ -535,6 +602,46 @@ base::Result<Decided> decided(const Item& item, const Reply& reply) {
 
 Command command_of(const Item& item, const Names& names) {
     return std::visit(Asking(item.key, names), item.operation);
+}
+
+void add_to_parking(Command& command, const StoreOperation& operation) {
+    if (const auto* park = std::get_if<Park>(&operation)) {
+        add_message(command, *park);
+    } else {
+        add_message(command, std::get<Unpark>(operation));
+    }
+}
+
+Command get_fence(const StoredKey& list, const Names& names) {
+    return Builder(nullptr, names.slot(bucket_of(list)))
+        .word("HGET")
+        .word(names.parking(list))
+        .word("f")
+        .reads()
+        .repeatable()
+        .take();
+}
+
+base::Result<std::string> fence_of(const Reply& reply) {
+    if (reply.kind == Reply::Kind::nil) return std::string{};
+    if (reply.kind != Reply::Kind::string) return unreadable("a list's owner");
+    return reply.text;
+}
+
+Command open_parking(const StoredKey& list, const OpenParking& operation, std::string_view seen,
+                     const Names& names) {
+    return Builder(&scripts().parking_open, names.slot(bucket_of(list)))
+        .word("1")
+        .word(names.parking(list))
+        .word(seen)
+        .word(fence_bytes(operation.fence))
+        .repeatable()
+        .take();
+}
+
+base::Result<bool> parking_opened(const Reply& reply) {
+    if (reply.kind != Reply::Kind::integer) return unreadable("of a take-over");
+    return reply.integer != 0;
 }
 
 Command get_record(const StoredKey& key, const Names& names) {

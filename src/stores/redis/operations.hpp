@@ -61,8 +61,23 @@ Command get_value(std::string_view name, const Names& names);
 /// Whether an item is decided by that script; the others are plain commands.
 bool decided_by_script(const core::StoreOperation& operation);
 
-/// The plain command that asks for an item.
+/// The plain command that asks for an item. Not for OpenParking.
 Command command_of(const core::Item& item, const Names& names);
+
+/// Adds a Park to the command for one in the same list under the same fence, or an Unpark to that
+/// for one in the same list, about another place. All of them then have one reply.
+void add_to_parking(Command& command, const core::StoreOperation& operation);
+
+/// Reads who opened a list of parked messages last.
+Command get_fence(const core::StoredKey& list, const Names& names);
+/// The fence in a reply to get_fence(); empty: nobody.
+base::Result<std::string> fence_of(const Reply& reply);
+/// Takes the list over from `seen` (a fence, or empty), and from nobody else: sent twice, however
+/// late, it fences off nobody who came after.
+Command open_parking(const core::StoredKey& list, const core::OpenParking& operation,
+                     std::string_view seen, const Names& names);
+/// Whether it did. Else somebody else was faster.
+base::Result<bool> parking_opened(const Reply& reply);
 
 /// Reads a record by its plain name.
 Command get_record(const core::StoredKey& key, const Names& names);

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "core/known_completed.hpp"
+#include "core/parking.hpp"
 #include "core/transition.hpp"
 #include "stores/redis/checks.hpp"
 #include "stores/redis/client.hpp"
@@ -39,6 +40,8 @@ base::Error failed(const redis::NoReply& none) {
 /// One script run decides at most so much: other clients of the server wait meanwhile.
 constexpr std::size_t script_items_max = 64;
 constexpr std::size_t script_bytes_max = 1U << 20;
+/// Parking needs no decision.
+constexpr std::size_t parked_items_max = 256;
 
 /// Of a record, besides the question that it holds: header, fingerprint, field marks, owner, label.
 constexpr std::size_t record_overhead_max = 16U << 10;
@@ -46,9 +49,10 @@ constexpr std::size_t record_overhead_max = 16U << 10;
 base::Error too_long(std::uint64_t argument_max_bytes) {
     return {.code = base::ErrorCode::store_unavailable,
             .retry_after = std::chrono::seconds{1},
-            .detail = "redis: the question is longer than what the server takes in one piece (" +
-                      std::to_string(argument_max_bytes) +
-                      " bytes): raise its proto-max-bulk-len; nothing was done"};
+            .detail =
+                "redis: what is to be stored is longer than what the server takes in one piece (" +
+                std::to_string(argument_max_bytes) +
+                " bytes): raise its proto-max-bulk-len; nothing was done"};
 }
 
 class RedisStore final : public Store {
@@ -114,6 +118,7 @@ class RedisStore final : public Store {
                      ///< what it holds may say that nothing is to be written.
         read_back,   ///< Acquire whose reply was lost: its record.
         see_turn,    ///< Resolve: the record, whose turn names the conversation.
+        see_fence,   ///< OpenParking: who owns the list, and is to own it no longer.
     };
     struct Todo {
         std::size_t item;
@@ -143,6 +148,12 @@ class RedisStore final : public Store {
                     if (store_.known_completed_.holds(items_[i].key)) step = Step::look_first;
                 } else if (std::holds_alternative<Resolve>(items_[i].operation)) {
                     step = Step::see_turn;
+                } else if (std::holds_alternative<OpenParking>(items_[i].operation)) {
+                    step = Step::see_fence;
+                } else if (const auto* park = std::get_if<Park>(&items_[i].operation);
+                           park != nullptr && park->bytes.size() > store_.argument_max_bytes_) {
+                    results_[i] = too_long(store_.argument_max_bytes_);
+                    continue;
                 }
                 todo_.push_back({i, step});
             }
@@ -169,13 +180,43 @@ class RedisStore final : public Store {
             std::vector<std::size_t> asked_of_others;
         };
 
+        /// What the items of a round before this one touch.
+        class Touched {
+          public:
+            /// Whether the item must wait for one of those; it is one of them from now on.
+            bool before(const Item& item) {
+                const ParkingPart part = parking_part(item.operation);
+                if (part == ParkingPart::none) return !keys_.insert(item.key).second;
+                if (part == ParkingPart::whole) {
+                    const bool again = !wholes_.insert(item.key).second;
+                    return again || parts_.contains(item.key);
+                }
+                parts_.insert(item.key);
+                const bool again = !places_.insert(touched_by(item.key, item.operation)).second;
+                return again || wholes_.contains(item.key);
+            }
+
+          private:
+            std::unordered_set<StoredKey, base::DigestHash> keys_;
+            std::unordered_set<StoredKey, base::DigestHash> wholes_;  ///< Lists of parked messages,
+            std::unordered_set<StoredKey, base::DigestHash> parts_;   ///< those that a place is of,
+            std::unordered_set<StoredKey, base::DigestHash> places_;  ///< and the places.
+        };
+        /// The command that parks in a list or takes out of it, while items are added to it.
+        struct ParkingRun {
+            std::size_t command = none;
+            std::size_t time_command = none;
+            std::size_t items = 0;
+        };
+        using ParkingRuns = std::map<std::pair<StoredKey, std::optional<Nonce>>, ParkingRun>;
+
         void round() {
             const std::string time =
                 store_.options_.time ? std::to_string(store_.options_.time().us) : std::string{};
             std::vector<redis::Command> commands;
             std::vector<Todo> later;
-            std::unordered_set<StoredKey, base::DigestHash> keys;
-            keys.reserve(todo_.size());
+            Touched touched;
+            ParkingRuns runs;
             std::map<std::uint16_t, Scripts> by_slot;
             std::size_t time_command = none;
             asked_.reserve(todo_.size());
@@ -193,7 +234,7 @@ class RedisStore final : public Store {
             for (const Todo& todo : todo_) {
                 const Item& item = items_[todo.item];
                 // Items on one key are decided one after the other, also if one must be sent again.
-                if (todo_.size() > 1 && !keys.insert(item.key).second) {
+                if (todo_.size() > 1 && touched.before(item)) {
                     later.push_back(todo);
                     continue;
                 }
@@ -214,6 +255,20 @@ class RedisStore final : public Store {
                         finish(batch, asked, !grants);
                     continue;
                 }
+                ParkingRun* run = nullptr;
+                if (parking_part(item.operation) == ParkingPart::place) {
+                    const auto* park = std::get_if<Park>(&item.operation);
+                    run = &runs[{item.key, park ? std::optional(park->fence) : std::nullopt}];
+                    if (run->command != none && run->items < parked_items_max &&
+                        commands[run->command].wire.size() < script_bytes_max) {
+                        redis::add_to_parking(commands[run->command], item.operation);
+                        ++run->items;
+                        asked_.push_back({.todo = todo,
+                                          .command = run->command,
+                                          .time_command = run->time_command});
+                        continue;
+                    }
+                }
                 if (!store_.options_.time && (time_command == none || store_.options_.cluster)) {
                     // The time before the read, from the same server: what had expired by then had
                     // expired.
@@ -222,10 +277,8 @@ class RedisStore final : public Store {
                 }
                 asked_.push_back(
                     {.todo = todo, .command = commands.size(), .time_command = time_command});
-                const auto* value = std::get_if<ClaimValue>(&item.operation);
-                commands.push_back(todo.step == Step::ask ? redis::command_of(item, store_.names_)
-                                   : value != nullptr ? redis::get_value(value->name, store_.names_)
-                                                      : redis::get_record(item.key, store_.names_));
+                if (run != nullptr) *run = {commands.size(), time_command, 1};
+                commands.push_back(plain_command(todo));
             }
             for (auto& [slot, scripts] : by_slot) {
                 finish(scripts.grants, scripts.asked_of_grants, false);
@@ -236,6 +289,19 @@ class RedisStore final : public Store {
                                                             std::vector<redis::Answer> answers) {
                 self->answered(answers);
             });
+        }
+
+        [[nodiscard]] redis::Command plain_command(const Todo& todo) const {
+            const Item& item = items_[todo.item];
+            const redis::Names& names = store_.names_;
+            const auto* open = std::get_if<OpenParking>(&item.operation);
+            if (todo.step == Step::see_fence) return redis::get_fence(item.key, names);
+            if (open != nullptr)
+                return redis::open_parking(item.key, *open, fences_.at(todo.item), names);
+            if (todo.step == Step::ask) return redis::command_of(item, names);
+            const auto* value = std::get_if<ClaimValue>(&item.operation);
+            if (value != nullptr) return redis::get_value(value->name, names);
+            return redis::get_record(item.key, names);
         }
 
         [[nodiscard]] RecordPtr seen(std::size_t item) const {
@@ -319,8 +385,9 @@ class RedisStore final : public Store {
             return std::nullopt;
         }
 
-        /// Whether the reply that replicas did not confirm, to an acquire or for a value, tells of
-        /// what was there before: then there was nothing to confirm. `result` has it.
+        /// Whether the reply that replicas did not confirm, to an acquire, of parking or for a
+        /// value, tells of what was there before: then there was nothing to confirm. `result` has
+        /// it.
         bool changed_nothing(const Asked& asked, const redis::Reply& reply,
                              base::Result<Decided>& result) {
             const Item& item = items_[asked.todo.item];
@@ -328,6 +395,10 @@ class RedisStore final : public Store {
                 if (reply.kind != redis::Reply::Kind::string) return false;
                 result = Decided{Value{reply.text}, store_.now()};
                 return true;
+            }
+            if (std::holds_alternative<Park>(item.operation)) {
+                result = redis::outcome_of(item, reply, store_.now());
+                return result && std::holds_alternative<ParkingLost>(result->outcome);
             }
             if (!std::holds_alternative<Acquire>(item.operation)) return false;
             take_decision(asked, reply, result);
@@ -354,6 +425,8 @@ class RedisStore final : public Store {
         std::optional<Todo> take_read(const Todo& todo, const redis::Reply& reply,
                                       StoreTime read_at, base::Result<Decided>& result) {
             const Item& item = items_[todo.item];
+            if (std::holds_alternative<OpenParking>(item.operation))
+                return take_over(todo, reply, read_at, result);
             if (todo.step == Step::ask) {
                 result = redis::outcome_of(item, reply, read_at);
                 if (result) note_completed(item.key, result->outcome);
@@ -383,6 +456,27 @@ class RedisStore final : public Store {
             }
             if (todo.step == Step::see_turn) seen_[todo.item] = std::move(*record);
             return Todo{todo.item, Step::ask};
+        }
+
+        std::optional<Todo> take_over(const Todo& todo, const redis::Reply& reply, StoreTime at,
+                                      base::Result<Decided>& result) {
+            if (todo.step == Step::see_fence) {
+                auto fence = redis::fence_of(reply);
+                if (fence) {
+                    fences_[todo.item] = std::move(*fence);
+                    return Todo{todo.item, Step::ask};
+                }
+                result = fence.error();
+                return std::nullopt;
+            }
+            const auto opened = redis::parking_opened(reply);
+            if (opened && !*opened) return Todo{todo.item, Step::see_fence};
+            if (opened) {
+                result = Decided{ParkingOpened{}, at};
+            } else {
+                result = opened.error();
+            }
+            return std::nullopt;
         }
 
         /// Whether an acquire changes nothing about this record, so that reading it was all of the
@@ -430,9 +524,10 @@ class RedisStore final : public Store {
         std::vector<Item> items_;
         BatchDone done_;
         BatchResults results_;
-        std::vector<Todo> todo_;                           ///< Of the rounds to come.
-        std::vector<Asked> asked_;                         ///< Of the round that is on its way.
-        std::unordered_map<std::size_t, RecordPtr> seen_;  ///< By see_turn.
+        std::vector<Todo> todo_;                               ///< Of the rounds to come.
+        std::vector<Asked> asked_;                             ///< Of the round that is on its way.
+        std::unordered_map<std::size_t, RecordPtr> seen_;      ///< By see_turn.
+        std::unordered_map<std::size_t, std::string> fences_;  ///< By see_fence.
     };
 
     const RedisOptions options_;

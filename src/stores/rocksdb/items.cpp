@@ -25,6 +25,8 @@ const StoredKey* appends_to(const Op&, const RecordPtr&) {
     return nullptr;
 }
 
+std::string bytes_of(const Nonce& fence) { return {fence.bytes.begin(), fence.bytes.end()}; }
+
 }  // namespace
 
 template <class Op>
@@ -177,6 +179,52 @@ Result<StoreOutcome> RocksDbStore::step(const StoredKey&, ReplaceValue operation
         }
     }
     return StoreOutcome{Value{std::move(operation.value)}};
+}
+
+Result<StoreOutcome> RocksDbStore::step(const StoredKey& key, OpenParking operation) {
+    if (!database_) return unreadable();
+    batch_.Put(database_->conversations, layout::fence_key(key), bytes_of(operation.fence));
+    opened_.insert(key);
+    needs_sync_ = true;
+    item_depends_ = true;
+    return StoreOutcome{ParkingOpened{}};
+}
+
+Result<StoreOutcome> RocksDbStore::step(const StoredKey& key, Park operation) {
+    if (!database_) return unreadable();
+    if (opened_.contains(key)) commit();
+    auto fence = read(database_->conversations, layout::fence_key(key));
+    if (!fence) return fence.error();
+    if (!*fence || **fence != bytes_of(operation.fence)) return StoreOutcome{ParkingLost{}};
+    batch_.Put(database_->conversations, layout::parked_key(key, operation.place), operation.bytes);
+    parked_.insert(key);
+    needs_sync_ = true;
+    item_depends_ = true;
+    return StoreOutcome{Parked{}};
+}
+
+Result<StoreOutcome> RocksDbStore::step(const StoredKey& key, GetParked operation) {
+    if (!database_) return unreadable();
+    if (parked_.contains(key)) commit();
+    ParkedFound found;
+    const std::unique_ptr<rocksdb::Iterator> it(database_->db->NewIterator({}, database_->conversations));
+    const std::string prefix = layout::parked_prefix(key);
+    for (it->Seek(layout::parked_key(key, operation.from));
+         it->Valid() && view(it->key()).starts_with(prefix) && found.messages.size() < operation.limit; it->Next()) {
+        const std::string_view place = view(it->key()).substr(prefix.size());
+        if (place.size() != 8) return corrupt("the key of a parked message has the wrong length");
+        found.messages.push_back({.place = layout::get_u64(place), .bytes = std::string(view(it->value()))});
+    }
+    if (!it->status().ok()) return to_error(it->status(), path_, "cannot read parked messages");
+    return StoreOutcome{std::move(found)};
+}
+
+Result<StoreOutcome> RocksDbStore::step(const StoredKey& key, Unpark operation) {
+    if (!database_) return unreadable();
+    batch_.Delete(database_->conversations, layout::parked_key(key, operation.place));
+    parked_.insert(key);
+    item_depends_ = true;
+    return StoreOutcome{Unparked{}};
 }
 
 Result<Decided> RocksDbStore::apply(Item& item) {

@@ -104,6 +104,16 @@ std::optional<ChunkName> decode_chunk_key(std::string_view bytes) {
 
 std::string head_key(const core::StoredKey& conversation) { return with_prefix(head_prefix, conversation); }
 
+std::string fence_key(const core::StoredKey& list) { return with_prefix('f', list); }
+
+std::string parked_prefix(const core::StoredKey& list) { return with_prefix('m', list); }
+
+std::string parked_key(const core::StoredKey& list, std::uint64_t place) {
+    std::string out = parked_prefix(list);
+    put_u64(out, place);
+    return out;
+}
+
 std::string turn_prefix(const core::StoredKey& conversation) { return with_prefix('t', conversation); }
 
 std::string turn_key(const core::StoredKey& conversation, std::uint64_t number) {

@@ -90,6 +90,11 @@ inline constexpr char head_prefix = 'h';
 std::string id_key(const core::StoredKey& conversation, std::string_view request_id);
 std::string id_prefix(const core::StoredKey& conversation);
 
+// ---- parked messages, in the family of conversations: 'f' key -> the list's fence; 'm' key place -> message
+std::string fence_key(const core::StoredKey& list);
+std::string parked_prefix(const core::StoredKey& list);
+std::string parked_key(const core::StoredKey& list, std::uint64_t place);
+
 std::string encode(const core::Conversation& head);
 std::optional<core::Conversation> decode_conversation(std::string_view bytes);
 std::string encode(const core::Turn& turn);

@@ -254,6 +254,10 @@ class RocksDbStore final : public Store {
     Result<StoreOutcome> step(const StoredKey& key, DeleteConversation);
     Result<StoreOutcome> step(const StoredKey&, ClaimValue operation);
     Result<StoreOutcome> step(const StoredKey&, ReplaceValue operation);
+    Result<StoreOutcome> step(const StoredKey& key, OpenParking operation);
+    Result<StoreOutcome> step(const StoredKey& key, Park operation);
+    Result<StoreOutcome> step(const StoredKey& key, GetParked operation);
+    Result<StoreOutcome> step(const StoredKey& key, Unpark operation);
 
     /// Stands behind the steps: clang 19 does not instantiate a member template that a generic lambda names before its body.
     Result<Decided> apply(Item& item);
@@ -382,6 +386,8 @@ class RocksDbStore final : public Store {
     std::vector<std::uint64_t> folded_;
     std::unordered_set<StoredKey, base::DigestHash> dirty_chunks_;
     std::unordered_set<StoredKey, base::DigestHash> dirty_conversations_;
+    std::unordered_set<StoredKey, base::DigestHash> opened_;  ///< Lists of parked messages: their fences,
+    std::unordered_set<StoredKey, base::DigestHash> parked_;  ///< and what lies in them.
     std::vector<ItemAt> tentative_;
     std::vector<std::size_t> applied_;
     std::size_t group_items_ = 0;

@@ -138,6 +138,8 @@ void RocksDbStore::begin_group() {
     folded_.clear();
     dirty_chunks_.clear();
     dirty_conversations_.clear();
+    opened_.clear();
+    parked_.clear();
     tentative_.clear();
     group_items_ = 0;
     needs_sync_ = false;
