@@ -667,6 +667,9 @@ TEST_F(ConsumerOutlook, where_copies_wait_must_be_there_and_keep_them) {
     EXPECT_THAT(
         runs_in_words({.delays = {std::chrono::hours{1}}, .wait = config::RetryWait::broker}),
         HasSubstr("which pass at the broker"));
+    EXPECT_THAT(
+        runs_in_words({.delays = {std::chrono::hours{1}}, .wait = config::RetryWait::store}),
+        HasSubstr("which pass beside the records"));
 }
 
 TEST_F(ConsumerOutlook, promises_say_what_each_strategy_can_keep) {

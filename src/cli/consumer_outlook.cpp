@@ -295,6 +295,7 @@ std::string runs_in_words(const config::RetryConfig& retry) {
     for (std::size_t i = 0; i < retry.delays.size(); ++i)
         out += (i == 0 ? "" : ", ") + config::duration_word(retry.delays[i]);
     if (retry.wait == config::RetryWait::broker) out += ", which pass at the broker";
+    if (retry.wait == config::RetryWait::store) out += ", which pass beside the records";
     return out;
 }
 

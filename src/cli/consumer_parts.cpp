@@ -71,7 +71,7 @@ class Assembly {
 
   private:
     [[nodiscard]] consumer::IdentityRules identity() const;
-    /// Where strategy store keeps its records.
+    /// Where strategy store keeps its records, and any strategy what waits beside them.
     [[nodiscard]] RecordStore record_store() const {
         if (const RecordStore* const own = around_.own_stores->of(config_)) return *own;
         return {.store = &around_.store,
@@ -314,10 +314,16 @@ base::Result<void> Assembly::make(ConsumerParts& parts) {
     if (copies)
         parts.copies =
             std::make_unique<consumer::CopyOutlet>(*parts.publisher, copy_rules(config_));
+    if (config_.retry.wait == config::RetryWait::store) {
+        const RecordStore where = record_store();
+        parts.parking =
+            std::make_unique<consumer::Parking>(*where.store, *where.secret, config_.scope);
+    }
     if (auto made = make_strategy(parts); !made) return made;
 
     consumer::ConsumerOptions options;
     options.copies = parts.copies.get();
+    options.parking = parts.parking.get();
     options.name = config_.name;
     options.group = config_.group();
     options.identity = identity();

@@ -33,7 +33,8 @@ struct ConsumerParts {
     std::unique_ptr<brokers::Publisher> publisher;
     std::unique_ptr<consumer::Results> results;  ///< Null: what handlers answer is dropped.
     std::unique_ptr<deadletter::Outlet> outlet;
-    std::unique_ptr<consumer::CopyOutlet> copies;  ///< Null: failed messages wait in hand.
+    std::unique_ptr<consumer::CopyOutlet> copies;  ///< Null: failed messages do not wait there.
+    std::unique_ptr<consumer::Parking> parking;    ///< Null: nor beside the records.
     std::unique_ptr<consumer::Strategy> strategy;
     std::unique_ptr<brokers::Source> source;
     std::unique_ptr<consumer::Runner> consumer;

@@ -153,6 +153,9 @@ void OneConsumer::watch() {
     watch("semel_retry_copies_total", c.copies);
     watch("semel_retry_copies_failed_total", c.copies_failed);
     watch("semel_retry_copies_waiting", copies_waiting_);
+    watch("semel_retry_stored_total", c.stored);
+    watch("semel_retry_stored_failed_total", c.stores_failed);
+    watch("semel_retry_in_store", c.in_store);
     watch("semel_breaker_opened_total", c.breaker_opened);
     watch("semel_partitions_assigned_total", c.assigned);
     watch("semel_partitions_revoked_total", c.revoked);

@@ -15,6 +15,7 @@ constexpr const char* http = "    handler: { http: { url: \"http://127.0.0.1:808
 constexpr const char* database =
     "    database: { postgres: { url: \"postgresql://db.internal/shop\" } }\n";
 constexpr const char* sql = "    handler: { sql: { statements: [\"UPDATE a SET b = 1\"] } }\n";
+constexpr const char* redis_store = "store: { redis: { url: \"redis://h\" } }\n";
 constexpr const char* state =
     "    state: { table: orders, key: { column: no, value: { json: /no } }, status: s, from: "
     "[NEW], "
@@ -322,7 +323,7 @@ consumers:
 
 TEST(ConsumerConfig, redis_is_another_word_for_the_store_where_that_is_redis) {
     const std::string lines = std::string(kafka) + http + "    strategy: redis\n";
-    const Config config = accepted(consumer(lines, "store: { redis: { url: \"redis://h\" } }\n"));
+    const Config config = accepted(consumer(lines, redis_store));
     EXPECT_EQ(config.consumers.at(0).strategy, ConsumerStrategy::store);
     EXPECT_EQ(
         read(consumer(lines)).error().detail,
@@ -451,6 +452,16 @@ TEST(ConsumerConfig, what_does_not_go_together_is_refused_with_the_reason) {
          "retry.create is for wait: broker"},
         {consumer(on_kafka + "    ordering: none\n    retry: { delays: [1h], wait: elsewhere }\n"),
          "'elsewhere'"},
+        {consumer(on_rabbitmq + "    retry: { wait: store }\n"), "wait: store is for Kafka"},
+        {consumer(on_kafka + "    retry: { wait: store }\n") + "store: { memory: {} }\n",
+         "what waits there would be lost with the process"},
+        {consumer(on_kafka + "    retry: { wait: store }\n    accept: unshared_store\n"),
+         "another member would not find what waits"},
+        {consumer(std::string(kafka) + state + database +
+                  "    strategy: state\n    retry: { wait: store }\n"),
+         "another member would not find what waits"},
+        {consumer(on_kafka + "    retry: { wait: store, create: true }\n" + redis_store),
+         "retry.create is for wait: broker"},
         {consumer(on_kafka + "    ordering: none\n    retry: { delays: [1h], wait: broker }\n"
                              "    dead_letter: { topic: orders.shop.retry.1h }\n"),
          "is where copies of this consumer wait"},
@@ -662,6 +673,17 @@ TEST(ConsumerConfig, copies_wait_beside_what_their_messages_came_from) {
         accepted(consumer(std::string(kafka) + http + "    retry: { delays: [1h] }\n"));
     EXPECT_EQ(in_hand.consumers.at(0).retry.wait, RetryWait::in_hand);
     EXPECT_TRUE(all_copy_targets(in_hand.consumers.at(0)).empty());
+}
+
+TEST(ConsumerConfig, what_fails_waits_beside_records_that_every_member_finds) {
+    const std::string waits = "    retry: { delays: [1h], wait: store }\n";
+    const Config one = accepted(consumer(std::string(kafka) + http + waits));
+    EXPECT_EQ(one.consumers.at(0).retry.wait, RetryWait::store)
+        << "a group of one, on the embedded store of its records";
+    EXPECT_TRUE(read(consumer(std::string(kafka) + http + waits, redis_store)));
+    EXPECT_TRUE(read(consumer(
+        std::string(kafka) + state + database + "    strategy: state\n" + waits, redis_store)));
+    EXPECT_TRUE(all_copy_targets(one.consumers.at(0)).empty());
 }
 
 TEST(ConsumerConfig, a_quorum_queue_that_may_drop_messages_is_told) {

@@ -126,7 +126,7 @@ bool is_topic_name(const std::string& name) {
 }
 
 void check_copies(const Map& map, const ConsumerConfig& consumer) {
-    if (consumer.retry.wait == RetryWait::in_hand) {
+    if (consumer.retry.wait != RetryWait::broker) {
         if (consumer.retry.create)
             map.refuse("retry",
                        ".create is for wait: broker, which needs topics or queues; remove it");
@@ -174,6 +174,28 @@ void check_copies(const Map& map, const ConsumerConfig& consumer) {
                                     " is longer than a queue of RabbitMQ can make a message wait "
                                     "(49 d)");
     }
+}
+
+/// What waits beside the records is found by the next owner of its partition, wherever that runs.
+void check_parking(const Map& map, const ConsumerConfig& consumer, const Config& config) {
+    if (consumer.retry.wait != RetryWait::store) return;
+    if (consumer.rabbitmq)
+        map.refuse("retry",
+                   ".wait: store is for Kafka, whose positions say where a message lay; on "
+                   "RabbitMQ use wait: broker or wait: in_hand");
+    const bool own_records = consumer.strategy == ConsumerStrategy::store;
+    const StoreConfig& store = store_of(consumer, config);
+    if (store.kind == StoreKind::memory)
+        map.refuse("retry",
+                   ".wait: store: the store is memory, and what waits there would be lost with the "
+                   "process; use another store, or wait: in_hand");
+    if (!store.shared() && (!own_records || consumer.handler.kind == HandlerKind::ai ||
+                            consumer.accepts(Accept::unshared_store)))
+        map.refuse(
+            "retry",
+            ".wait: store needs a store that every member of the group sees (redis, "
+            "postgres or mysql): another member would not find what waits; use one, or wait: "
+            "in_hand");
 }
 
 void check_ordering(const Map& map, const ConsumerConfig& consumer) {
@@ -402,6 +424,7 @@ void check_consumer(const Map& map, const ConsumerConfig& consumer, const Config
     check_database(map, consumer);
     check_ordering(map, consumer);
     check_copies(map, consumer);
+    check_parking(map, consumer, config);
     check_letters(map, consumer);
     check_results(map, consumer);
     check_dedup(map, consumer, config);

@@ -45,7 +45,10 @@ RetryConfig read_retry(const Map& map) {
     for (const YAML::Node& item : map.items("delays"))
         retry.delays.push_back(map.duration_of(item, map.path("delays"), one_ms, duration_max));
     if (retry.delays.size() > delays_max) map.refuse("delays", " has more than 32 entries");
-    map.read("wait", retry.wait, {{"in_hand", RetryWait::in_hand}, {"broker", RetryWait::broker}});
+    map.read("wait", retry.wait,
+             {{"in_hand", RetryWait::in_hand},
+              {"broker", RetryWait::broker},
+              {"store", RetryWait::store}});
     map.read("create", retry.create);
     return retry;
 }

@@ -143,10 +143,13 @@ struct StateConfig {
     OnSuperseded on_superseded = OnSuperseded::dead_letter;
 };
 
-/// Where a failed message is while one of `delays` passes.
+/// Where a failed message is until it is due.
 enum class RetryWait : std::uint8_t {
     in_hand,  ///< In the process, unsettled.
-    broker,   ///< At the broker, as a copy; the original is settled.
+    broker,   ///< While one of `delays` passes: at the broker, as a copy; the original is settled.
+    /// For longer waits beside the records, with those behind it in its lane; settled at the
+    /// broker.
+    store,
 };
 struct RetryConfig {
     std::uint32_t attempts = 3;  ///< Runs in place, the first included.
@@ -197,8 +200,8 @@ struct ConsumerConfig {
     bool hold_unknown = false;  ///< on_unknown: hold.
     double breaker_dead_share = 0.5;
     DeadLetterConfig dead_letter;
-    std::size_t park_limit =
-        5000;  ///< Messages that may wait behind failed ones; then their partitions pause.
+    std::size_t park_limit = 5000;  ///< Messages that may wait behind failed ones (wait: store:
+                                    ///< failed or behind such); then their partitions pause.
     std::set<Accept> accept;
     int line = 0;  ///< In the file, for messages.
 

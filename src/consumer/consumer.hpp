@@ -16,6 +16,7 @@
 #include "consumer/copies.hpp"
 #include "consumer/group_check.hpp"
 #include "consumer/identity.hpp"
+#include "consumer/parking.hpp"
 #include "consumer/records.hpp"
 #include "consumer/runner.hpp"
 #include "consumer/strategy.hpp"
@@ -41,10 +42,12 @@ struct ConsumerCounters {
     std::atomic<std::uint64_t> results_failed{0};     ///< Publications that were not confirmed.
     std::atomic<std::uint64_t> copies{0};             ///< That wait at the broker: confirmed.
     std::atomic<std::uint64_t> copies_failed{0};
+    std::atomic<std::uint64_t> stored{0};  ///< Put beside the records while they wait.
+    std::atomic<std::uint64_t> stores_failed{0};
     std::atomic<std::uint64_t> breaker_opened{0}, assigned{0}, revoked{0}, lost{0};
     // Gauges.
-    std::atomic<std::uint64_t> in_hand{0}, running{0}, waiting{0}, parked{0}, partitions{0},
-        paused_partitions{0};
+    std::atomic<std::uint64_t> in_hand{0}, running{0}, waiting{0}, parked{0}, in_store{0},
+        partitions{0}, paused_partitions{0};
     std::atomic<std::uint64_t> paused{0};           ///< 1: by a person. 2: the breaker is open.
     std::atomic<std::int64_t> watermark_age_ms{0};  ///< Of the oldest unfinished message in hand.
 };
@@ -65,6 +68,10 @@ struct ConsumerOptions {
     /// Where messages wait for retry.delays; outlives the consumer. Null: in hand. With it there
     /// are no lanes (ordering: none).
     CopyOutlet* copies = nullptr;
+    /// Where messages wait for longer than park_from, and those behind them; outlives the consumer.
+    /// Only with a source that has positions. Null: in hand.
+    Parking* parking = nullptr;
+    milliseconds park_from{3000};
     milliseconds stop_drain{20'000};  ///< stop(): how long running handlers may take.
 };
 

@@ -1,11 +1,14 @@
-// The inside of a Consumer, in four files: consumer.cpp (its life), partitions.cpp (what comes and
-// goes), running.cpp (what runs and what became of it), copying.cpp (what waits at the broker).
+// The inside of a Consumer, in five files: consumer.cpp (its life), partitions.cpp (what comes and
+// goes), running.cpp (what runs and what became of it), copying.cpp (what waits at the broker),
+// parked.cpp (what waits beside the records).
 #pragma once
 
 #include <deque>
 #include <future>
+#include <map>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "consumer/consumer.hpp"
@@ -60,6 +63,20 @@ struct HeldPartition {
     base::SteadyTime claimed_since{};
     base::SteadyTime claim_at = base::SteadyTime::max();  ///< When it is tried again.
     milliseconds claim_wait = claim_again_first;
+
+    // Of its list beside the records.
+    core::Nonce fence;
+    bool list_lost = false;  ///< Another member took it over: nothing is put there any more.
+    std::vector<Message*> to_store;  ///< Wanted there, in the order in which they came.
+    std::vector<Message*> storing;   ///< On their way; null: no longer in hand.
+    std::size_t in_store = 0;        ///< In hand and stored.
+    /// Places of the list that hold a message. Another one at such a place, of a topic that was
+    /// made again, is never put there.
+    std::unordered_set<std::int64_t> occupied;
+    base::SteadyTime store_at{};  ///< Not before: the store refused some.
+    /// Messages of the list that the broker delivers again, or has already let go of.
+    std::map<std::int64_t, core::ParkedMessage> unread;
+    std::int64_t delivered_to = 0;  ///< The source's position a tick ago: all before it has come.
 
     [[nodiscard]] std::string name() const {
         return assignment->topic() + "-" + std::to_string(assignment->partition().number);
@@ -125,10 +142,14 @@ class Consumer::Impl : public std::enable_shared_from_this<Consumer::Impl> {
     void claim(HeldPartition& partition);
     void group_checked(const std::vector<brokers::AssignmentPtr>& which, GroupFinding finding);
     void claimed(const brokers::AssignmentPtr& assignment, AssignAnswer answer);
+    void claim_later(HeldPartition& partition, const std::string& why);
+    void begin(HeldPartition& partition, std::optional<std::int64_t> from);
     [[nodiscard]] HeldPartition* find(const brokers::AssignmentPtr& assignment);
     [[nodiscard]] std::uint64_t lane_of(const HeldPartition& partition,
                                         const brokers::Delivery& delivery) const;
-    void take_in(HeldPartition& partition, brokers::Delivery&& delivery, base::SteadyTime now);
+    /// `stored`: it lies beside the records.
+    void take_in(HeldPartition& partition, brokers::Delivery&& delivery, base::SteadyTime now,
+                 bool stored);
     void drop_untaken(HeldPartition& partition);
     void check_left(HeldPartition& partition);
     void tell_watermarks();
@@ -181,6 +202,23 @@ class Consumer::Impl : public std::enable_shared_from_this<Consumer::Impl> {
     void not_copied(std::uint64_t which, const base::Error& why);
     void copies_due(base::SteadyTime now);
 
+    // ---- parked.cpp
+    void open_list(HeldPartition& partition, std::optional<std::int64_t> from);
+    void list_opened(HeldPartition& partition, std::optional<std::int64_t> from,
+                     base::Result<std::vector<core::ParkedMessage>> found);
+    void take_stored(HeldPartition& partition, const core::ParkedMessage& message);
+    [[nodiscard]] bool lies_there(HeldPartition& partition, const brokers::Delivery& delivery);
+    void take_passed(HeldPartition& partition, std::int64_t position);
+    void park(Message& message);
+    void park_behind_first(Message& message);
+    void not_parked(Message& message);
+    void store_parked(base::SteadyTime now);
+    void parked(const brokers::AssignmentPtr& assignment, const std::vector<std::int64_t>& places,
+                const std::vector<base::Result<Parking::Put>>& results);
+    void take_out(const brokers::Partition& partition, std::int64_t place);
+    void take_out_finished(base::SteadyTime now);
+    void taken_out(const brokers::Partition& partition, const base::Result<void>& result);
+
     // ---- consumer.cpp
     void begin_stop();
     void stop_strategy();
@@ -217,6 +255,14 @@ class Consumer::Impl : public std::enable_shared_from_this<Consumer::Impl> {
     std::size_t letters_out_ = 0;                             ///< And copies.
     std::unordered_map<std::uint64_t, CopyOnItsWay> copies_;  ///< By InHand::arrival.
     std::deque<std::pair<base::SteadyTime, std::uint64_t>> copies_due_;
+    std::size_t in_store_ = 0;  ///< In hand and beside the records, of all partitions.
+    /// Finished and still beside the records.
+    struct TakeOut {
+        std::vector<std::int64_t> places;
+        std::vector<std::int64_t> out;  ///< The store has been told.
+        base::SteadyTime again{};
+    };
+    std::map<brokers::Partition, TakeOut> finished_;
     std::deque<Message*> suspects_;
     std::size_t suspects_run_ = 0;
     base::SteadyTime suspects_at_ = base::SteadyTime::min();

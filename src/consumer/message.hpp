@@ -32,7 +32,15 @@ inline constexpr std::size_t id_places = 6;
 /// Where a message stands in this process. Kept by Lanes and the Consumer, of no meaning to others.
 struct InHand {
     enum class State : std::uint8_t { none, ready, running, aside, waiting };
+    /// Beside the records (parking.hpp), while it waits.
+    enum class Parked : std::uint8_t {
+        no,
+        wanted,   ///< With the next put.
+        writing,  ///< The store has been told.
+        stored,   ///< It is there, and settled at the broker: to be taken out when it is finished.
+    };
     State state = State::none;
+    Parked parked = Parked::no;
     bool unreadable = false;        ///< Never given to a strategy: it gets a letter.
     std::uint32_t lone_deaths = 0;  ///< Of a suspect.
     std::uint32_t held = 0;         ///< Given back unstarted so often without a break.

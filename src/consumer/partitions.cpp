@@ -92,25 +92,31 @@ void Consumer::Impl::claimed(const brokers::AssignmentPtr& assignment, AssignAns
         !refused_.empty())
         return;
     const std::string about = "claim " + partition->name();
-    if (const auto* begin = std::get_if<BeginAt>(&answer)) {
-        no_alarm(about);
-        partition->phase = Phase::begun;
-        source_.begin(assignment, begin->offset);
-        return;
+    if (const auto* begins = std::get_if<BeginAt>(&answer)) {
+        if (options_.parking != nullptr) return open_list(*partition, begins->offset);
+        return begin(*partition, begins->offset);
     }
-    if (const auto* later = std::get_if<NotYetOurs>(&answer)) {
-        partition->claim_at = now() + partition->claim_wait;
-        partition->claim_wait = std::min(partition->claim_wait * 2, claim_again_max);
-        if (now() - partition->claimed_since >= claim_alarm_after)
-            alarm(about, "partition " + partition->name() +
-                             " cannot begin yet and is asked for again: " + later->reason);
-        return;
-    }
+    if (const auto* later = std::get_if<NotYetOurs>(&answer))
+        return claim_later(*partition, later->reason);
     partition->phase = Phase::refused;
     const std::string& why = std::get<Refused>(answer).reason;
     log::error("consumer.partition_refused",
                {{"consumer", options_.name}, {"partition", partition->name()}, {"reason", why}});
     alarm(about, "partition " + partition->name() + " stays silent: " + why);
+}
+
+void Consumer::Impl::begin(HeldPartition& partition, std::optional<std::int64_t> from) {
+    no_alarm("claim " + partition.name());
+    partition.phase = Phase::begun;
+    source_.begin(partition.assignment, from);
+}
+
+void Consumer::Impl::claim_later(HeldPartition& partition, const std::string& why) {
+    partition.claim_at = now() + partition.claim_wait;
+    partition.claim_wait = std::min(partition.claim_wait * 2, claim_again_max);
+    if (now() - partition.claimed_since < claim_alarm_after) return;
+    alarm("claim " + partition.name(),
+          "partition " + partition.name() + " cannot begin yet and is asked for again: " + why);
 }
 
 std::uint64_t Consumer::Impl::lane_of(const HeldPartition& partition,
@@ -142,20 +148,23 @@ void Consumer::Impl::delivered(std::vector<brokers::Delivery> messages) {
         }
         // What was on its way when its partition left is void.
         if (partition == nullptr || partition->phase != Phase::begun) continue;
-        take_in(*partition, std::move(delivery), at);
+        const bool stored = !partition->unread.empty() && lies_there(*partition, delivery);
+        if (stored) settled_.push_back(delivery.receipt);
+        take_in(*partition, std::move(delivery), at, stored);
         ++received;
     }
     counters_.received += received;
-    if (lanes_.parked() > options_.park_limit) check_parked();
+    if (std::max(lanes_.parked(), in_store_) > options_.park_limit) check_parked();
     wake();
 }
 
 void Consumer::Impl::take_in(HeldPartition& partition, brokers::Delivery&& delivery,
-                             base::SteadyTime at) {
+                             base::SteadyTime at, bool stored) {
     brokers::Delivery rest;
     Identified what = identity_.identify(std::move(delivery), rest);
     if (std::holds_alternative<Skipped>(what)) {
         counters_.skipped++;
+        if (stored) return take_out(partition.assignment->partition(), rest.position());
         settled_.push_back(std::move(rest.receipt));
         return;
     }
@@ -172,7 +181,14 @@ void Consumer::Impl::take_in(HeldPartition& partition, brokers::Delivery&& deliv
     message->lane = lane_of(partition, message->delivery);
     message->received = at;
     message->in_hand.partition = &partition;
+    if (stored) {
+        message->in_hand.parked = InHand::Parked::stored;
+        partition.occupied.insert(message->delivery.position());
+        ++partition.in_store;
+        ++in_store_;
+    }
     lanes_.add(*message);
+    if (options_.parking != nullptr && !stored) park_behind_first(*message);
     if (auto* unreadable = std::get_if<Unreadable>(&what))
         unreadable_.emplace(message->in_hand.arrival, std::move(*unreadable));
     // From now on it is known by its place among the lanes, until forget().
@@ -260,7 +276,10 @@ void Consumer::Impl::tell_watermarks() {
     if (!commits_positions_) return;
     for (const brokers::AssignmentState& state : source_.state()) {
         HeldPartition* const partition = find(state.assignment);
-        if (partition == nullptr || !state.begun || state.committable == partition->told) continue;
+        if (partition == nullptr || !state.begun) continue;
+        if (!partition->unread.empty() && partition->phase == Phase::begun)
+            take_passed(*partition, std::exchange(partition->delivered_to, state.position));
+        if (state.committable == partition->told) continue;
         if (partition->phase != Phase::begun && partition->phase != Phase::leaving) continue;
         partition->told = state.committable;
         strategy_.watermark(state.assignment, state.committable);
@@ -269,12 +288,12 @@ void Consumer::Impl::tell_watermarks() {
 
 // One more pauses each time, those with most first: what is in hand already may arrive late.
 void Consumer::Impl::check_parked() {
-    const std::size_t parked = lanes_.parked();
+    const std::size_t parked = std::max(lanes_.parked(), in_store_);
     if (parked > options_.park_limit) {
         HeldPartition* most = nullptr;
         std::size_t most_parked = 0;
         for (const auto& [which, partition] : partitions_) {
-            const std::size_t its = lanes_.parked(*which);
+            const std::size_t its = std::max(lanes_.parked(*which), partition->in_store);
             if (partition->phase != Phase::begun || partition->paused || its <= most_parked)
                 continue;
             most = partition.get();
@@ -285,7 +304,7 @@ void Consumer::Impl::check_parked() {
         source_.pause(most->assignment);
         alarm("park " + most->name(),
               "partition " + most->name() + " is paused: " + std::to_string(parked) +
-                  " messages wait behind failed ones (park_limit " +
+                  " messages have failed or wait behind such (park_limit " +
                   std::to_string(options_.park_limit) + "); it goes on when half of them are done");
         count_partitions();
     } else if (parked <= options_.park_limit / 2 && counters_.paused_partitions > 0) {

@@ -26,6 +26,8 @@ void Consumer::Impl::turn() {
     flush();
     letters_due(at);
     copies_due(at);
+    store_parked(at);
+    take_out_finished(at);
     dispatch(at);
     gauges();
     arm(at);
@@ -66,6 +68,8 @@ void Consumer::Impl::tick() {
     tick_ = loop_.at(now() + tick_every, [self = shared_from_this()] { self->tick(); });
     if (strategy_stopping_) return;
     check_parked();
+    store_parked(now());
+    take_out_finished(now());
     tell_watermarks();
     for (const auto& [which, partition] : partitions_) {
         if (partition->phase == Phase::claiming && !stopping_ && now() >= partition->claim_at)
@@ -80,6 +84,7 @@ void Consumer::Impl::gauges() {
     counters_.running.store(lanes_.running(), relaxed);
     counters_.waiting.store(lanes_.waiting(), relaxed);
     counters_.parked.store(lanes_.parked(), relaxed);
+    counters_.in_store.store(in_store_, relaxed);
     const Message* const oldest = lanes_.oldest();
     const auto age =
         oldest == nullptr ? base::SteadyTime::duration::zero() : now() - oldest->received;
@@ -252,7 +257,10 @@ void Consumer::Impl::became(Message& message, const Retry& retry, bool probe) {
         if (const auto delay = waits_at_broker(options_.copies->rules(), retry))
             return copy(message, retry, *delay);
     }
+    const bool stays = message.in_hand.partition->phase == Phase::begun;
     again(message, now() + retry.delay);
+    if (!stays || options_.parking == nullptr || retry.delay < options_.park_from) return;
+    for (Message* one = &message; one != nullptr; one = one->in_hand.after) park(*one);
 }
 
 void Consumer::Impl::became(Message& message, const Busy& busy, bool) {
@@ -262,8 +270,11 @@ void Consumer::Impl::became(Message& message, const Busy& busy, bool) {
 
 void Consumer::Impl::became(Message& message, Held, bool) {
     const std::uint32_t held = ++message.in_hand.held;
-    if (held <= held_free) return again(message, base::SteadyTime::min());
-    again(message, now() + std::min(held_wait * (held - held_free), held_wait_max));
+    const bool stays = message.in_hand.partition->phase == Phase::begun;
+    again(message, held <= held_free
+                       ? base::SteadyTime::min()
+                       : now() + std::min(held_wait * (held - held_free), held_wait_max));
+    if (stays && options_.parking != nullptr) park_behind_first(message);
 }
 
 void Consumer::Impl::became(Message& message, Suspect suspect, bool) {
@@ -317,7 +328,10 @@ void Consumer::Impl::again(Message& message, base::SteadyTime when) {
 }
 
 void Consumer::Impl::settle(Message& message) {
-    settled_.push_back(std::move(message.delivery.receipt));
+    if (message.in_hand.parked == InHand::Parked::stored)
+        take_out(message.delivery.partition(), message.delivery.position());
+    else
+        settled_.push_back(std::move(message.delivery.receipt));
     release(message);
 }
 
@@ -332,6 +346,7 @@ void Consumer::Impl::forget(Message& message) {
     if (message.in_hand.unreadable) unreadable_.erase(message.in_hand.arrival);
     if (!letters_.empty()) letters_.erase(message.in_hand.arrival);
     if (!copies_.empty()) copies_.erase(message.in_hand.arrival);
+    if (message.in_hand.parked != InHand::Parked::no) not_parked(message);
 }
 
 // ---------------------------------------------------------------- dead letters
