@@ -170,7 +170,11 @@ void LoopWorkers::start(Work work) {
             if (alive.expired()) return;
             --running_;
             then();
-            if (on_end) on_end();
+            // What the answers bring about comes first: a breaker that opens holds back what waits
+            // for this connection.
+            loop_.post([this, alive] {
+                if (!alive.expired() && on_end) on_end();
+            });
         });
     });
 }
