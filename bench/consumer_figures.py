@@ -51,9 +51,11 @@ class ConsumerBench:
         self.folders += 1
         return self.rig.folder / f"consumer-{self.folders}"
 
-    def semel(self, kind, where, source, messages, *options, store=None, database=None):
-        """A new group (or subscriber) on an empty store."""
+    def semel(self, kind, where, source, messages, *options, store=None, database=None, copy_of=None):
+        """A new group (or subscriber) on an empty embedded store, or on a copy of a closed one."""
         folder = None if store or database else self.store_folder()
+        if copy_of:
+            shutil.copytree(copy_of, folder)
         place = ["--database", database] if database else ["--store", store or folder]
         result = json.loads(self.rig.ask(None, [self.rig.program("bench_consume"), kind, where, source, "--messages", messages, *place,
                                                 *options]))
@@ -111,7 +113,7 @@ class ConsumerBench:
                  note=f"bare librdkafka {statistics.median(r['first_message_seconds'] for r in bare):.2f} s; group of one checked")
 
     def work(self):
-        messages = self.count(20_000)
+        messages = self.count(200_000)
         topic = self.kafka.topic(messages, keys=KEYS)
         syncs, ratios, ideals, seconds = [], [], [], []
         for _ in range(self.options.pairs):
@@ -133,6 +135,48 @@ class ConsumerBench:
         self.add("kafka_stuck_peak_growth", growth, "MiB more at the peak", [s["peak_kib"] / MIB for s in stuck],
                  [f["peak_kib"] / MIB for f in free], "MiB, none stuck",
                  note=f"{stuck[0]['messages']} of {messages} messages were finished behind the first, which did not end")
+
+    def cleaned(self, name, measure):
+        """Messages beside the removal of expired records over the same on the same records, which stay."""
+        swept, alone = self.rounds(lambda: measure("--clean-up", 1), measure)
+        if not all(r["removed"] for r in swept):
+            raise Failed(f"{name}: nothing was removed")
+        cpu = [statistics.median(r["cpu_us"] for r in results) for results in (swept, alone)]
+        self.ratio(name, swept, alone, "the same without clean-up",
+                   note="{:.0f} of {} expired records removed meanwhile, {:.0f} a second; CPU a message {:.1f} us with their removal, {:.1f} "
+                        "without".format(statistics.median(r["removed"] for r in swept), self.expired,
+                                         statistics.median(r["removed"] / r["removing_seconds"] for r in swept), *cpu))
+
+    def clean_up(self):
+        """Records of an earlier topic have expired, and are removed while messages come."""
+        self.expired = messages = self.count(200_000)
+        earlier, topic = self.kafka.topic(self.expired), self.kafka.topic(messages)
+        full = self.store_folder()
+        self.on_kafka(earlier, self.expired, "--retention", 1, store=full)
+        self.cleaned("kafka_store_beside_cleanup", lambda *options: self.on_kafka(topic, messages, *options, copy_of=full))
+        shutil.rmtree(full)
+
+        database = Postgres(self.rig)
+        self.versions["postgres"] = database.version
+        at = f"host={database.folder} port={database.port} user=semel dbname=postgres"
+
+        def empty():
+            database.empty()
+            self.rig.ask(None, [self.rig.program("bench_inbox"), "postgres", at, "make"])
+            database.sql("drop table if exists effects; create table effects (message_id text not null, order_no text not null)")
+
+        def measure(*options):
+            empty()
+            database.sql("insert into message_dedup select * from expired;"
+                         "select setval(pg_get_serial_sequence('message_dedup', 'id'), (select max(id) from message_dedup));"
+                         "vacuum analyze message_dedup; checkpoint")
+            return self.on_kafka(few, self.count(60_000), *options, database=database.url)
+        empty()
+        self.on_kafka(earlier, self.expired, "--retention", 1, database=database.url)
+        database.sql("create table expired as select * from message_dedup")
+        few = self.kafka.topic(self.count(60_000))
+        self.cleaned("kafka_transaction_beside_cleanup", measure)
+        self.rig.stop(database.process)
 
     def answers(self):
         """A handler that answers each message to a topic, over Kafka's own transactions."""
@@ -296,7 +340,7 @@ class ConsumerBench:
     def run(self):
         only = self.options.only
         parts = {"store": self.embedded, "answers": self.answers, "transaction": self.transaction, "redis": self.redis, "rabbitmq": self.rabbitmq,
-                 "work": self.work, "stuck": self.stuck}
+                 "work": self.work, "stuck": self.stuck, "cleanup": self.clean_up}
         if self.options.java:
             parts.update({"spring": self.spring, "spring-inbox": self.spring_inbox})
         if only and (unknown := set(only) - set(parts)):

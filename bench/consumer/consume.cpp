@@ -13,6 +13,9 @@
 //                    answer (answers the message's own value to the topic of Kafka that --results
 //                    names; --on-duplicate silent|republish)
 // --concurrency C    --ordering key|partition|none     --prefetch P (rabbitmq)
+// --retention MS     how long done ids are known (7 days)
+// --clean-up 1       what has expired is removed meanwhile, in steps as large and with pauses as
+//                    long as those of `semel serve` within a pass; one pass follows the other
 //
 // The clock runs from the first effect until all are settled, and for the second half from where
 // half of them are; the processor time is all that this
@@ -24,6 +27,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -31,6 +35,8 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -42,6 +48,7 @@
 #include "consumer/strategies/recorded.hpp"
 #include "consumer/strategies/transaction.hpp"
 #include "fail.hpp"
+#include "inbox/dedup_table.hpp"
 #include "inbox/schema.hpp"
 #include "runtime/loop.hpp"
 #include "stores/postgres/plain_connection.hpp"
@@ -67,6 +74,8 @@ struct Settings {
     bool republish = false;
     unsigned concurrency = 16;
     std::uint16_t prefetch = 500;
+    std::chrono::milliseconds retention = 24h * 7;
+    bool clean_up = false;
 };
 
 Settings settings_of(int argc, char** argv) {
@@ -82,6 +91,9 @@ Settings settings_of(int argc, char** argv) {
         {"--results", [&](const char* v) { out.results = v; }},
         {"--on-duplicate", [&](const char* v) { out.republish = v == std::string("republish"); }},
         {"--ordering", [&](const char* v) { out.ordering = v; }},
+        {"--retention",
+         [&](const char* v) { out.retention = std::chrono::milliseconds(std::atoll(v)); }},
+        {"--clean-up", [&](const char* v) { out.clean_up = v == std::string("1"); }},
         {"--concurrency",
          [&](const char* v) { out.concurrency = static_cast<unsigned>(std::atoi(v)); }},
         {"--prefetch",
@@ -235,6 +247,7 @@ std::unique_ptr<consumer::Strategy> transaction_of(runtime::Loop& loop, const Se
     consumer::TransactionOptions options;
     options.owner = "bench";
     options.inbox.scope = "bench";
+    options.inbox.retention = settings.retention;
     options.partitions = settings.kafka;
     options.dialect = sql::Dialect::postgres;
     std::variant<consumer::SqlEffects, consumer::TransactionCallback> effect;
@@ -311,6 +324,74 @@ consumer::ConsumerOptions options_of(const Settings& settings, const std::string
         };
     }
     return out;
+}
+
+// ---------------------------------------------------------------- clean-up
+
+constexpr std::size_t purge_step = 512;
+/// Between two steps on a table. On a store: as long as the last step took.
+constexpr auto purge_pause = 10ms;
+
+/// Removes what has expired, on a thread, until nothing is left or it is to end.
+class CleanUp {
+  public:
+    using Step = std::function<base::Result<std::size_t>(std::size_t limit)>;
+
+    CleanUp(Step step, std::optional<std::chrono::milliseconds> pause)
+        : step_(std::move(step)), pause_(pause), thread_([this] { run(); }) {}
+    ~CleanUp() { end(); }
+    CleanUp(const CleanUp&) = delete;
+    CleanUp& operator=(const CleanUp&) = delete;
+
+    void end() {
+        {
+            const std::lock_guard lock(mutex_);
+            ending_ = true;
+        }
+        ended_.notify_all();
+        if (thread_.joinable()) thread_.join();
+    }
+    /// After end().
+    [[nodiscard]] std::size_t removed() const { return removed_; }
+    [[nodiscard]] double seconds() const { return seconds_; }
+
+  private:
+    void run() {
+        const auto start = Steady::now();
+        for (bool more = true; more;) {
+            const auto before = Steady::now();
+            const auto gone = step_(purge_step);
+            if (!gone) fail(gone.error().detail);
+            const auto now = Steady::now();
+            removed_ += *gone;
+            seconds_ = std::chrono::duration<double>(now - start).count();
+            std::unique_lock lock(mutex_);
+            const auto pause = pause_ ? Steady::duration(*pause_) : now - before;
+            more = *gone == purge_step && !ended_.wait_for(lock, pause, [this] { return ending_; });
+        }
+    }
+
+    Step step_;
+    std::optional<std::chrono::milliseconds> pause_;
+    std::mutex mutex_;
+    std::condition_variable ended_;
+    bool ending_ = false;
+    std::size_t removed_ = 0;
+    double seconds_ = 0;  ///< From the begin to the end of the last step.
+    std::thread thread_;  ///< Last: it uses what is above.
+};
+
+std::unique_ptr<CleanUp> clean_up_of(const Settings& settings, core::Store* store) {
+    if (store != nullptr) {
+        return std::make_unique<CleanUp>([store](std::size_t limit) { return store->purge(limit); },
+                                         std::nullopt);
+    }
+    auto made = connect_to(settings.database)();
+    if (auto* problem = std::get_if<sql::Problem>(&made)) fail(problem->error.detail);
+    return std::make_unique<CleanUp>(
+        [connection = std::move(std::get<0>(made)), table = inbox::DedupTable({.scope = "bench"})](
+            std::size_t limit) { return table.purge(*connection, limit); },
+        purge_pause);
 }
 
 // ---------------------------------------------------------------- measuring
@@ -394,6 +475,7 @@ int main(int argc, char** argv) {
                                             .owner = {.id = "bench", .peer = {}},
                                             .concurrency = settings.concurrency,
                                             .retry = {},
+                                            .retention = settings.retention,
                                             .store_promise = {}},
                                            *records, *handler, counters, results.get());
     } else {
@@ -414,6 +496,8 @@ int main(int argc, char** argv) {
                                     counters);
         const long resting = memory("VmRSS");
         if (const auto begun = consumer.start(); !begun) fail(begun.error().detail);
+        const std::unique_ptr<CleanUp> clean_up =
+            settings.clean_up ? clean_up_of(settings, store.get()) : nullptr;
         const bool stuck = settings.handler == "stuck";
         if (stuck) --wanted;
         if (!handler) {
@@ -425,6 +509,7 @@ int main(int argc, char** argv) {
         half = Steady::now();
         wait_for(consumer, counters, wanted);
         end = Steady::now();
+        if (clean_up) clean_up->end();
         const double second_half = static_cast<double>(wanted - std::min(wanted, at_half)) /
                                    std::chrono::duration<double>(end - half).count();
         cpu = cpu_us();
@@ -443,6 +528,10 @@ int main(int argc, char** argv) {
             static_cast<unsigned long long>(counters.duplicates.load()), seconds, done / seconds,
             second_half, cpu / done, std::chrono::duration<double>(first - started).count(),
             resting, peak, static_cast<unsigned long long>(written.syncs.load()));
+        if (clean_up) {
+            std::printf(",\"removed\":%zu,\"removing_seconds\":%.4f", clean_up->removed(),
+                        clean_up->seconds());
+        }
         if (const auto* works = dynamic_cast<const Works*>(handler.get())) {
             std::printf(",\"work_us\":%lld,\"longest_key_us\":%lld",
                         static_cast<long long>(works->total_us()),
