@@ -227,8 +227,8 @@ std::optional<base::Error> Connection::last_error(const std::string& doing) {
     return reply_error(reply, doing);
 }
 
-base::Result<std::optional<amqp_frame_t>> Connection::next_frame() {
-    amqp_maybe_release_buffers(state_);
+base::Result<std::optional<amqp_frame_t>> Connection::next_frame(bool keep) {
+    if (!keep) amqp_maybe_release_buffers(state_);
     amqp_frame_t frame{};
     const timeval now{};
     const int status = amqp_simple_wait_frame_noblock(state_, &frame, &now);

@@ -51,8 +51,8 @@ class Connection {
     /// What the last call that has an answer said; nullopt: it went well.
     std::optional<base::Error> last_error(const std::string& doing);
     /// The next frame that lies ready, if any. An error: the connection is broken. Sends
-    /// heartbeats.
-    base::Result<std::optional<amqp_frame_t>> next_frame();
+    /// heartbeats. What earlier frames point to stays valid only if `keep`.
+    base::Result<std::optional<amqp_frame_t>> next_frame(bool keep = false);
     /// What a channel.close or connection.close frame says; nullopt for others.
     static std::optional<base::Error> closed_by(const amqp_frame_t& frame);
     [[nodiscard]] std::string name() const;  ///< host:port/vhost

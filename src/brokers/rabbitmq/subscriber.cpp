@@ -12,11 +12,15 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr milliseconds kIdle{500};       // heartbeats are looked at
-constexpr milliseconds kAckDelay{5};     // a finished message waits for others that long
-constexpr milliseconds kGather{1};       // after some came: what follows is read together
+using Clock = std::chrono::steady_clock;
+
+constexpr milliseconds kIdle{500};     // heartbeats are looked at
+constexpr milliseconds kAckDelay{5};   // a finished message waits for others that long
+constexpr milliseconds kGather{1};     // after some came: what follows is read together
+constexpr milliseconds kGatherMax{8};  // the same where at least kManyPerMs come
+constexpr double kManyPerMs = 8;
 constexpr milliseconds kAllDelay{1000};  // what a crash would give again meanwhile
-constexpr std::size_t kAckBatchMax = 250;
+constexpr std::size_t kAckBatchMax = 500;
 constexpr std::size_t kHandedOverMax = 500;
 constexpr char kConsumerTag[] = "semel";
 
@@ -28,8 +32,8 @@ std::string text(const amqp_basic_properties_t& from, amqp_flags_t flag, amqp_by
     return (from._flags & flag) != 0 ? std::string(view(field)) : std::string{};
 }
 
-std::unique_ptr<AmqpProperties> properties_of(const amqp_envelope_t& envelope) {
-    const amqp_basic_properties_t& from = envelope.message.properties;
+std::unique_ptr<AmqpProperties> properties_of(const amqp_basic_properties_t& from,
+                                              const amqp_basic_deliver_t& how) {
     auto out = std::make_unique<AmqpProperties>();
     out->message_id = text(from, AMQP_BASIC_MESSAGE_ID_FLAG, from.message_id);
     out->content_type = text(from, AMQP_BASIC_CONTENT_TYPE_FLAG, from.content_type);
@@ -41,9 +45,19 @@ std::unique_ptr<AmqpProperties> properties_of(const amqp_envelope_t& envelope) {
     out->user_id = text(from, AMQP_BASIC_USER_ID_FLAG, from.user_id);
     out->expiration = text(from, AMQP_BASIC_EXPIRATION_FLAG, from.expiration);
     if ((from._flags & AMQP_BASIC_PRIORITY_FLAG) != 0) out->priority = from.priority;
-    out->exchange = view(envelope.exchange);
-    out->routing_key = view(envelope.routing_key);
+    out->exchange = view(how.exchange);
+    out->routing_key = view(how.routing_key);
     return out;
+}
+
+/// How long what follows is waited for, after so many came within `time`. `room`: so many more may
+/// come before the broker waits for acknowledgements.
+milliseconds gather_next(std::size_t came, Clock::duration time, std::size_t room) {
+    const double per_ms = static_cast<double>(came) /
+                          std::max(std::chrono::duration<double, std::milli>(time).count(), 0.001);
+    if (per_ms < kManyPerMs) return kGather;
+    const double wanted = static_cast<double>(room / 2) / per_ms;
+    return std::clamp(milliseconds{static_cast<milliseconds::rep>(wanted)}, kGather, kGatherMax);
 }
 
 base::Error invalid(std::string text) {
@@ -104,7 +118,7 @@ std::size_t Subscriber::settle(std::span<const Receipt> receipts) {
     }
     if (settled == 0) return 0;
     const bool first = !ack_pending_.exchange(true);
-    if (first || subscription_of(receipts.back().assignment).finished() >= ack_batch_)
+    if ((first && idle_) || subscription_of(receipts.back().assignment).finished() >= ack_batch_)
         mailbox_.wake();
     return settled;
 }
@@ -227,6 +241,7 @@ void Subscriber::run() {
     while (!done_) {
         const auto now = Clock::now();
         last_poll_ = now.time_since_epoch().count();
+        const bool gathered = std::exchange(gathering_, false);
         if (leave_at_) leave();
         if (done_) break;
         if (!connection_.is_open() && !leave_at_ && now >= next_try_) connect();
@@ -235,18 +250,31 @@ void Subscriber::run() {
         acknowledge(false);
         // The broker writes some messages at a time: they would wake three threads here each time.
         if (came > 0 && connection_.is_open() && !leave_at_) {
-            mailbox_.wait(-1, kGather);
+            const auto read_at = Clock::now();
+            // What a wait for the socket ended with says nothing about how many come.
+            if (gathered) gather_ = gather_next(came, read_at - read_at_, room());
+            read_at_ = read_at;
+            gathering_ = true;
+            mailbox_.wait(-1, gather_);
             continue;
         }
         milliseconds wait = kIdle;
+        idle_ = true;  // before the look: a settle in between wakes
         if (ack_pending_ || leave_at_) wait = kAckDelay;
         if (!connection_.is_open())
             wait = std::clamp(std::chrono::ceil<milliseconds>(next_try_ - Clock::now()),
                               milliseconds{0}, wait);
         mailbox_.wait(connection_.fd(), wait);
+        idle_ = false;
     }
     ended_ = true;
     mailbox_.wait(-1, milliseconds{0});  // whoever waits for an answer gets one
+}
+
+std::size_t Subscriber::room() const {
+    if (current_ == nullptr) return 0;
+    const std::size_t here = waiting_.size() + current_->unacknowledged();
+    return config_.prefetch - std::min<std::size_t>(here, config_.prefetch);
 }
 
 void Subscriber::tell(ProblemKind kind, std::string text) {
@@ -331,35 +359,56 @@ void Subscriber::subscribe() {
 std::size_t Subscriber::read() {
     // As many as the prefetch lets come: bounded.
     for (std::size_t came = 0;;) {
-        amqp_maybe_release_buffers(connection_.state());
-        amqp_envelope_t envelope{};
-        const timeval now{};
-        const amqp_rpc_reply_t reply =
-            amqp_consume_message(connection_.state(), &envelope, &now, 0);
-        if (reply.reply_type == AMQP_RESPONSE_NORMAL) {
-            on_delivery(envelope);
-            amqp_destroy_envelope(&envelope);
-            ++came;
-            continue;
-        }
-        if (reply.library_error == AMQP_STATUS_TIMEOUT) return came;
-        if (reply.library_error != AMQP_STATUS_UNEXPECTED_STATE) {
-            lose(ProblemKind::unreachable, reply_error(reply, "reading").detail);
-            return 0;
-        }
-        auto frame = connection_.next_frame();
+        auto frame = connection_.next_frame(arriving_.how != nullptr);
         if (!frame) {
             lose(ProblemKind::unreachable, frame.error().detail);
             return 0;
         }
         if (!*frame) return came;
-        if (!on_frame(**frame)) return 0;
+        if ((*frame)->channel == work_channel && arrives(**frame)) {
+            if (arriving_.properties != nullptr && arriving_.missing == 0) {
+                on_delivery();
+                ++came;
+            }
+        } else if (!on_frame(**frame)) {
+            return 0;
+        }
     }
 }
 
-void Subscriber::on_delivery(const amqp_envelope_t& envelope) {
+// False: it is no part of a message.
+bool Subscriber::arrives(const amqp_frame_t& frame) {
+    switch (frame.frame_type) {
+        case AMQP_FRAME_METHOD:
+            if (frame.payload.method.id != AMQP_BASIC_DELIVER_METHOD) return false;
+            arriving_ = {};
+            arriving_.how = static_cast<const amqp_basic_deliver_t*>(frame.payload.method.decoded);
+            return true;
+        case AMQP_FRAME_HEADER:
+            if (arriving_.how == nullptr) return false;
+            arriving_.properties =
+                static_cast<const amqp_basic_properties_t*>(frame.payload.properties.decoded);
+            arriving_.missing = frame.payload.properties.body_size;
+            return true;
+        case AMQP_FRAME_BODY: {
+            if (arriving_.properties == nullptr) return false;
+            const std::string_view part = view(frame.payload.body_fragment);
+            if (arriving_.parts.empty() && part.size() == arriving_.missing)
+                arriving_.whole = part;
+            else
+                arriving_.parts += part;
+            arriving_.missing -= std::min<std::uint64_t>(part.size(), arriving_.missing);
+            return true;
+        }
+        default:
+            return false;
+    }
+}
+
+void Subscriber::on_delivery() {
+    const Arriving arrived = std::exchange(arriving_, {});
     if (current_ == nullptr) return;
-    const amqp_basic_properties_t& from = envelope.message.properties;
+    const amqp_basic_properties_t& from = *arrived.properties;
     std::vector<Header> headers;
     std::vector<std::optional<std::string>> texts;
     if ((from._flags & AMQP_BASIC_HEADERS_FLAG) != 0) {
@@ -372,12 +421,12 @@ void Subscriber::on_delivery(const amqp_envelope_t& envelope) {
         look_at_count(headers);
     }
     Delivery delivery = make_delivery(
-        {.assignment = current_, .position = static_cast<std::int64_t>(envelope.delivery_tag)},
-        std::nullopt, view(envelope.message.body), headers);
-    delivery.redelivered = envelope.redelivered != 0;
+        {.assignment = current_, .position = static_cast<std::int64_t>(arrived.how->delivery_tag)},
+        std::nullopt, arrived.parts.empty() ? arrived.whole : arrived.parts, headers);
+    delivery.redelivered = arrived.how->redelivered != 0;
     if ((from._flags & AMQP_BASIC_TIMESTAMP_FLAG) != 0)
         delivery.timestamp_ms = static_cast<std::int64_t>(from.timestamp) * 1000;
-    delivery.properties = properties_of(envelope);
+    delivery.properties = properties_of(from, *arrived.how);
     waiting_.push_back(std::move(delivery));
 }
 
@@ -452,6 +501,7 @@ void Subscriber::acknowledge(bool all) {
 void Subscriber::lose(ProblemKind kind, const std::string& why) {
     connection_.drop();
     waiting_.clear();
+    arriving_ = {};
     next_try_ = Clock::now() + backoff_.next();
     SubscriptionPtr gone;
     {

@@ -39,6 +39,10 @@ class Subscription final : public Assignment {
         const std::lock_guard lock(mutex_);
         return tags_.waiting();
     }
+    [[nodiscard]] std::size_t unacknowledged() const {
+        const std::lock_guard lock(mutex_);
+        return tags_.in_flight() + tags_.waiting();
+    }
     void set_drained() { drained_ = true; }
 
     // ---- the I/O thread
@@ -105,14 +109,27 @@ class Subscriber final : public Source {
         std::size_t messages = 0, consumers = 0;
     };
 
+    /// A message of which not all frames are here. The pointers are into the library's buffers,
+    /// which are not released meanwhile.
+    struct Arriving {
+        const amqp_basic_deliver_t* how = nullptr;            ///< Null: none.
+        const amqp_basic_properties_t* properties = nullptr;  ///< Null: the header is missing, too.
+        std::uint64_t missing = 0;                            ///< Bytes of the body.
+        std::string_view whole;                               ///< The body, if one frame had it.
+        std::string parts;                                    ///< Else what came of it so far.
+    };
+
     // ---- the I/O thread
     void run();
+    /// How many more the prefetch lets come.
+    [[nodiscard]] std::size_t room() const;
     void connect();
     std::optional<base::Error> set_up();
     void subscribe();
     /// How many messages came.
     std::size_t read();
-    void on_delivery(const amqp_envelope_t& envelope);
+    bool arrives(const amqp_frame_t& frame);
+    void on_delivery();
     void look_at_count(std::span<const Header> headers);
     bool on_frame(const amqp_frame_t& frame);
     void hand_over();
@@ -140,6 +157,9 @@ class Subscriber final : public Source {
     std::mutex stop_mutex_;
     std::atomic<std::size_t> window_;
     std::atomic<bool> ack_pending_{false};
+    /// The I/O thread waits for the socket, or is about to: it is woken for the first that is
+    /// settled. Else it looks by itself.
+    std::atomic<bool> idle_{false};
     std::atomic<std::int64_t> last_poll_{0};
     std::atomic<bool> ended_{false};
 
@@ -148,9 +168,13 @@ class Subscriber final : public Source {
 
     // The I/O thread's.
     std::deque<Delivery> waiting_;  ///< Arrived, not handed over; the prefetch bounds it.
+    Arriving arriving_;
     std::uint64_t epochs_ = 0;
     Backoff backoff_;
     base::SteadyTime next_try_{};
+    bool gathering_ = false;               ///< It waits for what follows, not for the socket.
+    std::chrono::milliseconds gather_{1};  ///< How long.
+    base::SteadyTime read_at_{};           ///< Since when.
     base::SteadyTime ack_at_ = base::SteadyTime::max();
     base::SteadyTime all_at_{};  ///< When those behind a stuck message are acknowledged, too.
     std::optional<base::SteadyTime> leave_at_;
