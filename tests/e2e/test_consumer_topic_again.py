@@ -85,3 +85,27 @@ def test_a_longer_one_is_refused_where_the_broker_can_be_asked_for_the_topics_id
     found = happens(rows, [f"new{i}" for i in range(20)])
     assert set(found.values()) == {1}
     settles(topic)
+
+
+def test_what_waits_beside_the_records_of_the_former_topic_and_what_is_new_both_run(kafka, redis_servers, service, run):
+    """At the same positions lie others now: neither is taken for the other, and both are kept over a kill."""
+    topic = consumers.Topic(kafka, partitions=1)
+    service.rule = lambda asked: 500 if asked.id == "old0" and asked.number == 1 else None
+    semel = run(consumer(topic, service.handler, ordering="key", retry={"attempts": 1, "delays": ["15s"], "wait": "store"}),
+                store=redis_servers("--appendonly", "yes"))
+
+    def in_store():
+        return semel.metric("semel_retry_in_store")
+    topic.send(*[message(f"old{i}", key="k") for i in range(3)])
+    eventually(lambda: in_store() == 3, 30, "all of the former topic waits beside the records")
+    settles(topic)
+    made_again(topic, semel, [message(f"new{i}", key="k") for i in range(5)])
+    semel.start()
+    eventually(lambda: in_store() >= 3 or service.asked["old0"] == 2, 30, "what waits has come back")
+    semel.kill()
+    semel.start()
+    found = happens(service, [f"{topic}{i}" for topic, count in (("old", 3), ("new", 5)) for i in range(count)])
+    assert set(found.values()) == {1} and service.asked["old0"] == 2
+    settles(topic)
+    eventually(lambda: in_store() == 0, 30, "nothing is left there")
+    assert [id for id in service.happened if id.startswith("new")] == [f"new{i}" for i in range(5)] and not topic.letters()
