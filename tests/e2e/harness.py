@@ -28,10 +28,12 @@ _ports_given = set()
 
 
 def free_port():
-    """A port that nobody listens on and that this process has not given before. Below the range from which the system takes
-    ports by itself (32768 on), so that neither port 0 nor an outgoing connection can take it meanwhile."""
+    """A port that nobody listens on and that these tests have not given before: each of pytest's workers has its own. Below the range
+    from which the system takes ports by itself (32768 on), so that neither port 0 nor an outgoing connection can take it meanwhile."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
-        port = random.randrange(10_000, 32_000)
+        port = random.randrange(10_000 + worker, 32_000, workers)
         if port in _ports_given:
             continue
         _ports_given.add(port)

@@ -40,7 +40,7 @@ def store(request, redis_servers, databases):
 def test_a_lane_that_waits_is_settled_at_the_broker_and_comes_back_in_its_order_after_a_kill(store, topic, service, run):
     """Its followers with it; what arrives meanwhile goes behind; a process that is killed finds all of it again."""
     service.rule = lambda asked: 500 if asked.id == "a-1" and asked.number == 1 else None
-    semel = run(consumer(topic, service.handler, source=topic.source(instance_id="one"), ordering="key", retry={**IN_STORE, "delays": ["6s"]}), store=store)
+    semel = run(consumer(topic, service.handler, source=topic.source(instance_id="one"), ordering="key", retry={**IN_STORE, "delays": ["10s"]}), store=store)
     pairs = [id for pair in zip(ids_of("a", 0, 30), ids_of("b", 0, 30)) for id in pair]
     topic.send(*[message(id, key=id[0], partition=0) for id in pairs])
     happens(service, ["a-0", *ids_of("b", 0, 30)])
@@ -137,9 +137,9 @@ def test_each_keys_order_outlives_members_that_come_and_go_while_messages_wait(t
 
 def test_one_that_is_given_up_has_its_letter_with_where_it_lay_and_lets_its_followers_go(topic, redis_servers, service, run):
     service.rule = lambda asked: 500 if asked.id == "a-1" else None
-    semel = run(consumer(topic, service.handler, ordering="key", retry={**IN_STORE, "delays": ["3s"]}), store=redis_servers())
+    semel = run(consumer(topic, service.handler, ordering="key", retry={**IN_STORE, "delays": ["5s"]}), store=redis_servers())
     topic.send(*[message(id, key="a", headers=[("trace", b"a b")], partition=2) for id in ids_of("a", 0, 4)])
-    eventually(lambda: in_store(semel) == 3, what="three wait beside the records")
+    eventually(lambda: semel.metric("semel_retry_stored_total") == 3, what="three have waited beside the records")
     [letter] = dies(topic)
     happens(service, ["a-0", "a-2", "a-3"])
     settles(topic)
