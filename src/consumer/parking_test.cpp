@@ -195,6 +195,15 @@ struct ParkingTest : ConsumerWorld {
             });
         }
     }
+    /// "a" and "b", of one lane: the store has them, and has not said so.
+    void park_without_an_answer() {
+        store.hold = true;
+        verdicts["a"] = {long_wait};
+        append(p0, "a", "k");
+        append(p0, "b", "k");
+        start();
+        until([&] { return !store.held.empty(); });
+    }
     /// Another member with the same store.
     void start_again() {
         stop();
@@ -360,12 +369,7 @@ TEST_F(ParkingTest, while_the_store_is_away_they_wait_in_hand_with_an_alarm) {
 }
 
 TEST_F(ParkingTest, what_is_finished_before_the_store_has_answered_is_taken_out_again) {
-    store.hold = true;
-    verdicts["a"] = {long_wait};
-    append(p0, "a", "k");
-    append(p0, "b", "k");
-    start();
-    until([&] { return !store.held.empty(); });
+    park_without_an_answer();
     advance(11s);
     EXPECT_EQ(strategy.log, (Ids{"a", "a", "b"}));
     EXPECT_EQ(committed(p0), 2);
@@ -376,12 +380,7 @@ TEST_F(ParkingTest, what_is_finished_before_the_store_has_answered_is_taken_out_
 }
 
 TEST_F(ParkingTest, a_partition_waits_for_the_answer_before_it_leaves_and_loses_nothing) {
-    store.hold = true;
-    verdicts["a"] = {long_wait};
-    append(p0, "a", "k");
-    append(p0, "b", "k");
-    start();
-    until([&] { return !store.held.empty(); });
+    park_without_an_answer();
     {
         const std::lock_guard lock(mutex);
         broker.revoke("g", p0);

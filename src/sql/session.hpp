@@ -6,9 +6,11 @@
 // statement of its own that says the same as core::decide; the small-worlds test holds it to that.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -109,6 +111,11 @@ struct ParkOutcome {
     StoreTime at;
 };
 struct Place { StoredKey list; std::uint64_t place = 0; };
+/// A place as a column holds it. Places are below 2^63.
+inline std::int64_t place_number(std::uint64_t place) {
+    constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    return static_cast<std::int64_t>(std::min(place, most));
+}
 
 struct PurgeCounts { std::size_t records = 0; std::size_t chunks = 0; std::size_t conversations = 0; };
 

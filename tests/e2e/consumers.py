@@ -82,6 +82,17 @@ class Queue:
         return self.server.read(self.letters_name)
 
 
+class Arrivals:
+    """Messages that arrive in shares: to(0.3) sends the first 30 %, to(1) what is left. A key is what stands before its id's "-"."""
+
+    def __init__(self, place, ids):
+        self.place, self.ids, self.sent = place, ids, 0
+
+    def to(self, share):
+        new, self.sent = self.ids[self.sent:int(len(self.ids) * share)], int(len(self.ids) * share)
+        self.place.send(*[message(id, key=id.partition("-")[0]) for id in new])
+
+
 # ---- what handles them ---------------------------------------------------------------------------------------------------------
 
 class Asked:

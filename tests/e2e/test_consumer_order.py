@@ -47,23 +47,18 @@ def test_the_order_of_each_key_outlives_failures_and_members_that_come_and_go(to
     service.rule = rule
     entry = consumer(topic, service.handler, ordering="key", concurrency=8, retry={"attempts": 5, "backoff": {"initial": "200ms", "max": "500ms"}})
     first = run(entry, store=store)
-    sent = 0
-
-    def arrive(share):
-        nonlocal sent
-        new, sent = ids[sent:int(len(ids) * share)], int(len(ids) * share)
-        topic.send(*[message(id, key=id.partition("-")[0]) for id in new])
-    arrive(0.3)
+    arrivals = consumers.Arrivals(topic, ids)
+    arrivals.to(0.3)
     eventually(lambda: len(service.effects()) >= len(ids) // 8, 20, "it works")
     eventually(lambda: consumers.state_of(first)["parked"] > 0, 20, "some wait behind failed ones")
-    arrive(0.5)
+    arrivals.to(0.5)
     second = run(entry, store=store)
-    arrive(0.7)
+    arrivals.to(0.7)
     eventually(lambda: topic.server.working_members(topic.group) == 2, 20, "both have partitions")
     assert first.stop() == 0
-    arrive(0.9)
+    arrivals.to(0.9)
     first.start()
-    arrive(1)
+    arrivals.to(1)
     found = happens(service, ids, 60)
     settles(topic)
     assert set(found.values()) == {1} and not topic.letters() and second.process.poll() is None

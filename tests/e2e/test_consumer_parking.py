@@ -108,25 +108,20 @@ def test_each_keys_order_outlives_members_that_come_and_go_while_messages_wait(t
     service.rule = lambda asked: 500 if asked.id in failing and asked.number == 1 else None
     entry = consumer(topic, service.handler, ordering="key", concurrency=8, retry={**IN_STORE, "delays": ["3s", "3s", "3s"]})
     first = run(entry, store=store)
-    sent = 0
-
-    def arrive(share):
-        nonlocal sent
-        new, sent = ids[sent:int(len(ids) * share)], int(len(ids) * share)
-        topic.send(*[message(id, key=id.partition("-")[0]) for id in new])
-    arrive(0.3)
+    arrivals = consumers.Arrivals(topic, ids)
+    arrivals.to(0.3)
     eventually(lambda: in_store(first) > 20, 20, "some wait beside the records")
     second = run(entry, store=store)
-    arrive(0.5)
+    arrivals.to(0.5)
     eventually(lambda: topic.server.working_members(topic.group) == 2, 20, "both have partitions")
-    arrive(0.7)
+    arrivals.to(0.7)
     eventually(lambda: in_store(first) + in_store(second) > 0, 20, "some still do")
     assert first.stop() == 0
-    arrive(0.9)
+    arrivals.to(0.9)
     first.start()
     eventually(lambda: topic.server.working_members(topic.group) == 2, 20, "both have partitions again")
     second.kill()
-    arrive(1)
+    arrivals.to(1)
     happens(service, ids, 90)
     settles(topic)
     eventually(lambda: in_store(first) == 0, what="nothing is left beside the records")

@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "integration/store_work.hpp"
+#include "integration/store_answers.hpp"
 #include "stores/mysql/checks.hpp"
 #include "stores/mysql/connection.hpp"
 #include "stores/mysql/executor.hpp"
@@ -60,37 +60,6 @@ base::Error refusal(const std::string& url, bool migrate = true) {
     EXPECT_THAT(made.error().detail, Not(HasSubstr(MysqlServer::password)));
     EXPECT_THAT(made.error().detail, Not(HasSubstr(MysqlServer::password_encoded)));
     return made.error();
-}
-
-/// One item per submission, all in flight at once; answers in the items' order.
-std::vector<std::future<base::Result<Decided>>> all_at_once(Store& store, std::vector<Item> items) {
-    std::vector<std::future<base::Result<Decided>>> out;
-    for (Item& item : items) {
-        auto promise = std::make_shared<std::promise<base::Result<Decided>>>();
-        out.push_back(promise->get_future());
-        std::vector<Item> one;
-        one.push_back(std::move(item));
-        store.submit(std::move(one), [promise](BatchResults results) {
-            promise->set_value(std::move(results.front()));
-        });
-    }
-    return out;
-}
-
-template <class T>
-bool is(const base::Result<Decided>& result) {
-    return result && std::holds_alternative<T>(result->outcome);
-}
-
-template <class T>
-T as(base::Result<Decided> result) {
-    if (!result) {
-        ADD_FAILURE() << result.error().detail;
-        return {};
-    }
-    if (T* found = std::get_if<T>(&result->outcome)) return std::move(*found);
-    ADD_FAILURE() << "another outcome, number " << result->outcome.index();
-    return {};
 }
 
 FencingToken grant(Store& store, std::uint64_t n) {
@@ -490,36 +459,7 @@ TEST_F(MysqlStore, a_take_over_from_an_owner_who_is_it_no_longer_fences_off_nobo
 
 TEST_F(MysqlStore, messages_of_a_megabyte_are_parked_beside_small_ones_in_several_lists) {
     open();
-    std::vector<Item> items;
-    const auto message = [](std::uint64_t place) {
-        return body_of(place, place % 10 == 3 ? 1'000'000 : 700);
-    };
-    for (std::uint64_t list = 1; list <= 3; ++list)
-        EXPECT_TRUE(is<ParkingOpened>(ask(*store, key_of(list), OpenParking{nonce_of(list)})));
-    for (std::uint64_t place = 0; place < 120; ++place) {
-        const std::uint64_t list = 1 + place % 3;
-        // Every seventh by somebody who does not own the list.
-        const Nonce owner = nonce_of(place % 7 == 0 ? 99 : list);
-        items.push_back({key_of(list), Park{owner, place, message(place)}});
-    }
-    const auto answers = ask(*store, std::move(items));
-    std::vector<Item> out;
-    for (std::uint64_t place = 0; place < 120; ++place) {
-        EXPECT_EQ(is<ParkingLost>(answers[place]), place % 7 == 0) << place;
-        EXPECT_EQ(is<Parked>(answers[place]), place % 7 != 0) << place;
-        if (place % 2 == 0) out.push_back({key_of(1 + place % 3), Unpark{place}});
-    }
-    for (const auto& answer : ask(*store, std::move(out))) EXPECT_TRUE(is<Unparked>(answer));
-    std::size_t left = 0;
-    for (std::uint64_t list = 1; list <= 3; ++list) {
-        for (const auto& one : as<ParkedFound>(ask(*store, key_of(list), GetParked{})).messages) {
-            EXPECT_EQ(1 + one.place % 3, list);
-            EXPECT_EQ(one.place % 2, 1U);
-            EXPECT_EQ(one.bytes, message(one.place));
-            ++left;
-        }
-    }
-    EXPECT_EQ(left, 51U);
+    expect_many_messages_to_be_parked(*store);
 }
 
 // ---------------------------------------------------------------- settings of the server

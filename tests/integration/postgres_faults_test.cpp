@@ -8,7 +8,7 @@
 #include <future>
 #include <thread>
 
-#include "integration/store_work.hpp"
+#include "integration/store_answers.hpp"
 #include "stores/postgres/checks.hpp"
 #include "stores/postgres/postgres_store.hpp"
 #include "stores/postgres/wire.hpp"
@@ -40,11 +40,6 @@ std::unique_ptr<Store> open(const PostgresOptions& options, PostgresReport* repo
     auto made = stores::open_postgres_store(options, report);
     if (!made) throw std::runtime_error(made.error().detail);
     return std::move(*made);
-}
-
-template <class T>
-bool is(const base::Result<Decided>& result) {
-    return result && std::holds_alternative<T>(result->outcome);
 }
 
 /// The same intent, asked by another owner.

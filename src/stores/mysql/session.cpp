@@ -52,10 +52,6 @@ Number number(const std::optional<std::string>& text) {
     return value;
 }
 
-std::string bytes_of(const Nonce& fence) {
-    return {reinterpret_cast<const char*>(fence.bytes.data()), fence.bytes.size()};
-}
-
 std::string seconds(milliseconds time) {
     return std::to_string(static_cast<double>(time.count()) / 1000);
 }

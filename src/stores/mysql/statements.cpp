@@ -11,17 +11,7 @@ using std::chrono::microseconds;
 
 constexpr auto kIdle = std::chrono::duration_cast<microseconds>(core::conversation_idle_retention);
 
-std::string_view bytes_of(const core::Nonce& nonce) {
-    return {reinterpret_cast<const char*>(nonce.bytes.data()), nonce.bytes.size()};
-}
-
 void append_number(std::string& sql, std::int64_t number) { sql += std::to_string(number); }
-
-// Places are below 2^63.
-std::int64_t place_number(std::uint64_t place) {
-    constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-    return static_cast<std::int64_t>(std::min(place, most));
-}
 
 void append_optional(std::string& sql, const std::optional<std::string>& bytes) {
     if (bytes) {
@@ -448,7 +438,7 @@ std::string hold_fence_sql(const StoredKey& list) {
 
 std::string park_sql(const sql::Parking& message) {
     std::string sql = "INSERT INTO semel_parked(k,place,bytes) SELECT k,";
-    append_number(sql, place_number(message.place));
+    append_number(sql, sql::place_number(message.place));
     sql += ',';
     append_bytes(sql, message.bytes);
     sql += " FROM semel_parking WHERE k=";
@@ -464,7 +454,7 @@ std::string unpark_sql(std::span<const sql::Place> places) {
     sql += " AND place IN(";
     for (const sql::Place& one : places) {
         if (&one != places.data()) sql += ',';
-        append_number(sql, place_number(one.place));
+        append_number(sql, sql::place_number(one.place));
     }
     return sql + ")";
 }
@@ -472,7 +462,7 @@ std::string unpark_sql(std::span<const sql::Place> places) {
 std::string get_parked_sql(const StoredKey& list, const core::GetParked& what) {
     std::string sql = "SELECT place,bytes FROM semel_parked WHERE k=";
     append_key(sql, list);
-    return sql + " AND place>=" + std::to_string(place_number(what.from)) +
+    return sql + " AND place>=" + std::to_string(sql::place_number(what.from)) +
            " ORDER BY place LIMIT " + std::to_string(what.limit);
 }
 

@@ -7,12 +7,18 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/store.hpp"
 #include "sql/executor.hpp"
 #include "sql/session.hpp"
 
 namespace semel::stores::mysql {
+
+/// As a column holds it.
+inline std::string_view bytes_of(const core::Nonce& nonce) {
+    return {reinterpret_cast<const char*>(nonce.bytes.data()), nonce.bytes.size()};
+}
 
 using core::StoredKey;
 using core::StoreTime;

@@ -204,12 +204,6 @@ std::vector<std::size_t> in_place_order(std::span<const T> all) {
     return order;
 }
 
-/// Places are below 2^63.
-std::int64_t place_number(std::uint64_t place) {
-    constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-    return static_cast<std::int64_t>(std::min(place, most));
-}
-
 Step park_step(const Statements& statements, std::span<const Parking> messages,
                const std::vector<std::size_t>& order) {
     ByteStrings lists(order.size()), fences(order.size()), bytes(order.size());

@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <future>
-
+#include "integration/store_answers.hpp"
 #include "stores/redis/client_test.hpp"
 #include "stores/redis/operations.hpp"
 #include "stores/redis/redis_store.hpp"
@@ -13,6 +12,7 @@ namespace semel::stores::redis {
 namespace {
 
 using namespace core;
+using integration::as;
 using testing::HasSubstr;
 
 Nonce fence(std::uint8_t number) {
@@ -29,26 +29,10 @@ class RedisParking : public testing::Test {
         store = std::move(*made);
     }
     BatchResults submit(std::vector<Item> items) const {
-        std::promise<BatchResults> promise;
-        auto future = promise.get_future();
-        store->submit(std::move(items),
-                      [&](BatchResults results) { promise.set_value(std::move(results)); });
-        return future.get();
+        return integration::ask(*store, std::move(items));
     }
     base::Result<Decided> ask(StoreOperation operation) const {
-        std::vector<Item> items;
-        items.push_back({list, std::move(operation)});
-        return std::move(submit(std::move(items)).front());
-    }
-    template <class T>
-    static T as(base::Result<Decided> result) {
-        if (!result) {
-            ADD_FAILURE() << result.error().detail;
-            return {};
-        }
-        if (T* found = std::get_if<T>(&result->outcome)) return std::move(*found);
-        ADD_FAILURE() << "another outcome, number " << result->outcome.index();
-        return {};
+        return integration::ask(*store, list, std::move(operation));
     }
     [[nodiscard]] std::vector<std::uint64_t> places() const {
         std::vector<std::uint64_t> out;
